@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from tests.ops._shared import accuracy, with_torch
 from tests.ops._shared.arrays import FLOAT32, FLOAT64, INF, NAN, Shape, normal
 from tests.ops._shared.depthwise_convolution import (
+    FORMS,
     LARGE_FILTERS,
     SIZES,
     Numbers,
@@ -120,25 +121,6 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array:
     in_double = FLOAT64 in map(call.dtype, call.given)
     sizes = oracle(**{name: _sizes(array) for name, array in call.given.items()}, **call.attributes)
     return np.asarray(sizes * (added + 2) * 2.0 ** (-53 if in_double else -24))
-
-
-@dataclass(frozen=True)
-class Form:
-    """Samples, channels, filters of each, and the first spatial size."""
-
-    samples: int
-    channels: int
-    filters: int
-    size: int
-
-
-FORMS = {
-    "few": Form(3, 2, 1, 6),
-    "multiplied": Form(2, 3, 2, 5),
-    "as_many_as_lanes": Form(1, 8, 2, 7),
-    "more_than_lanes": Form(2, 19, 1, 6),
-    "many_samples": Form(35, 1, 1, 5),
-}
 
 
 def operands(

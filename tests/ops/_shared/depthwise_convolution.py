@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +13,25 @@ from tests.ops._shared.arrays import Shape
 from tests.ops._shared.record import Call, Refusal
 
 Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Samples, channels, filters of each, and the first spatial size."""
+
+    samples: int
+    channels: int
+    filters: int
+    size: int
+
+
+FORMS = {
+    "few": Form(3, 2, 1, 6),
+    "multiplied": Form(2, 3, 2, 5),
+    "as_many_as_lanes": Form(1, 8, 2, 7),
+    "more_than_lanes": Form(2, 19, 1, 6),
+    "many_samples": Form(35, 1, 1, 5),
+}
 
 # As ConvNeXt has them.
 LARGE_FILTERS = {"8x384x14x14": (8, 384, 14, 14), "8x96x56x56": (8, 96, 56, 56)}
