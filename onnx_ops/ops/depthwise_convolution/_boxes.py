@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Protocol
 
 from onnx_ops.core.types import MAX_NUMBER
-from onnx_ops.loops.memory import LANES, interleave, setting, size_of, whole_lines
+from onnx_ops.loops.memory import LANES, interleave, item_size, separate, setting, size_of, whole_lines
 from onnx_ops.loops.primitives import ceil_divide, helper, like
 from onnx_ops.loops.records import Job, Numbers, record_of
 from onnx_ops.ops.windows import AXES, adds_too_much
@@ -203,6 +203,27 @@ def load_box(
 
 
 @helper
+def store_box(sums: Any, lengths: Any, first: Any, sizes: Any, targets: Any, element_type: int) -> None:
+    """Write a box of LANES planes, rounded once.
+
+    Args:
+        sums: (elements of the box, LANES).
+        lengths: sizes of a plane.
+        first: first element of the box, which lies inside of the plane.
+        sizes: of the box.
+        targets: addresses of the planes.
+    """
+    for layer in range(sizes[0]):
+        place = layer * sizes[1] * sizes[2]
+        at = ((first[0] + layer) * lengths[1] + first[1]) * lengths[2] + first[2]
+        if sizes[2] == lengths[2]:  # contiguous rows
+            separate(sums, place, sizes[1] * sizes[2], targets, element_type, at)
+        else:
+            for row in range(sizes[1]):
+                separate(sums, place + row * sizes[2], sizes[2], targets, element_type, at + row * lengths[2])
+
+
+@helper
 def find_planes(
     sources: Any, layout: Boxes, block: int, group: int, address: int, lanes: int, planes: int, place: int, size: int
 ) -> None:
@@ -226,3 +247,31 @@ def find_planes(
         plane = plane * own + place if shared == 1 else plane // shared  # a division is slow
         sources[lane] = address + (min(sample, layout.samples - 1) * planes + plane) * size
         lane_of_sample += 1
+
+
+@helper
+def interleave_filters(
+    sources: Any,
+    layout: Boxes,
+    block: int,
+    address: int,
+    lanes: int,
+    place: int,
+    element_type: int,
+    count: int,
+    out: Any,
+    start: int,
+) -> None:
+    """Interleave `count` numbers of one filter per lane at out[start*LANES]; all samples have those of the first.
+
+    Args:
+        sources: (LANES,) receives addresses.
+        block: which planes of a sample are interleaved.
+        address: of the tensor, with `count` numbers per filter.
+        lanes: lanes per sample, if there were as many.
+        place: which one of the filters of a lane.
+    """
+    find_planes(sources, layout, block, 0, address, lanes, layout.filters, place, count * item_size(element_type))
+    for lane in range(layout.block, LANES):
+        sources[lane] = sources[lane % layout.block]
+    interleave(sources, element_type, 0, count, out, start)

@@ -18,21 +18,21 @@ from onnx_ops.core.signature import Default, Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Layout, Tasks
-from onnx_ops.loops.memory import LANES, allocate, free, interleave, item_size, record_at, separate
-from onnx_ops.loops.primitives import helper
+from onnx_ops.loops.memory import LANES, allocate, free, item_size, record_at, tail
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.tiles import correlate
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.depthwise_convolution._boxes import (
     LAYOUT,
-    Boxes,
     box_count,
     box_of,
     find_planes,
     groups_of_task,
+    interleave_filters,
     load_box,
     offset_in_box,
     seen_by,
+    store_box,
     write_lanes,
     write_positions,
     write_windows,
@@ -170,18 +170,6 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
 PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
-@helper
-def interleave_by_filter(
-    planes: Any, layout: Boxes, block: int, address: int, element_type: int, count: int, out: Any, place: int
-) -> None:
-    """Interleave `count` numbers of each filter of a block; all samples of the lanes have those of the first."""
-    size = count * item_size(element_type)
-    find_planes(planes, layout, block, 0, address, layout.filters, layout.filters, 0, size)
-    for lane in range(layout.block, LANES):
-        planes[lane] = planes[lane % layout.block]
-    interleave(planes, element_type, 0, count, out, place)
-
-
 def task(job: Job, number: int, dtype: Any) -> None:
     """Some filters and some samples, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
@@ -199,9 +187,9 @@ def task(job: Job, number: int, dtype: Any) -> None:
     counts, stride = layout.count, layout.stride
     boxes, block = box_count(counts, layout.step), number // layout.chunks
     weights_type = kernel.element_type[WEIGHTS]
-    interleave_by_filter(planes, layout, block, job.data[WEIGHTS], weights_type, elements, weights, 0)
+    interleave_filters(planes, layout, block, job.data[WEIGHTS], filters, 0, weights_type, elements, weights, 0)
     if has_bias:
-        interleave_by_filter(planes, layout, block, job.data[BIAS], kernel.element_type[BIAS], 1, bias, 0)
+        interleave_filters(planes, layout, block, job.data[BIAS], filters, 0, kernel.element_type[BIAS], 1, bias, 0)
     for element in range(elements):
         of_weights[element] = element
     first_group, stop = groups_of_task(layout, number)
@@ -213,26 +201,19 @@ def task(job: Job, number: int, dtype: Any) -> None:
             begins, reach = seen_by(layout, first, steps)
             rim = boxes > 1 or group == first_group  # else the zeros are still there
             load_box(planes, input_type, layout.length, begins, reach, x, 0, rim)
+            for element in range(elements):
+                of_x[element] = offset_in_box(layout, element, reach[1], reach[2])
             down = stride[1] * reach[2]
             for layer in range(steps[0]):
-                for element in range(elements):
-                    of_x[element] = offset_in_box(layout, element, reach[1], reach[2])
-                    of_x[element] += layer * stride[0] * reach[1] * reach[2]
-                given = (weights, x, of_weights, of_x, elements)
+                seen = tail(x, layer * stride[0] * reach[1] * reach[2] * LANES)
+                given = (weights, seen, of_weights, of_x, elements)
                 place = layer * steps[1] * steps[2]
                 correlate(*given, steps[1], steps[2], down, stride[2], sums, place, steps[2], 1)
             if has_bias:
                 for position in range(steps[0] * steps[1] * steps[2]):
                     for lane in range(LANES):
                         sums[position * LANES + lane] += bias[lane]
-            for layer in range(steps[0]):
-                place = layer * steps[1] * steps[2]
-                at = ((first[0] + layer) * counts[1] + first[1]) * counts[2] + first[2]
-                if steps[2] == counts[2]:  # contiguous rows
-                    separate(sums, place, steps[1] * steps[2], targets, input_type, at)
-                else:
-                    for row in range(steps[1]):
-                        separate(sums, place + row * steps[2], steps[2], targets, input_type, at + row * counts[2])
+            store_box(sums, counts, first, steps, targets, input_type)
     free(memory)
 
 

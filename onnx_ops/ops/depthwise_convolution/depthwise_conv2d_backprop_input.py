@@ -20,7 +20,7 @@ from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Layout, Tasks
-from onnx_ops.loops.memory import LANES, allocate, free, interleave, item_size, record_at, separate, setting
+from onnx_ops.loops.memory import LANES, allocate, free, item_size, record_at, setting
 from onnx_ops.loops.primitives import ceil_divide, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.tiles import correlate
@@ -34,7 +34,9 @@ from onnx_ops.ops.depthwise_convolution._boxes import (
     box_of,
     find_planes,
     groups_of_task,
+    interleave_filters,
     load_box,
+    store_box,
     write_lanes,
     write_windows,
 )
@@ -256,16 +258,15 @@ def task(job: Job, number: int, dtype: Any) -> None:
         job.failed = NO_MEMORY
         return
     weights_type, grad_type = kernel.element_type[WEIGHTS], kernel.element_type[GRAD]
-    weights_bytes = elements * item_size(weights_type)
     grad_bytes = volume(layout.count) * item_size(grad_type)
     input_bytes = volume(layout.length) * item_size(grad_type)
     lengths, down, across = layout.length, layout.stride[1], layout.stride[2]
     boxes, block = box_count(layout.length, layout.step), number // layout.chunks
     for m in range(own):
-        find_planes(planes, layout, block, 0, job.data[WEIGHTS], channels, filters, m, weights_bytes)
-        for lane in range(layout.block, LANES):  # all samples have the filters of the first
-            planes[lane] = planes[lane % layout.block]
-        interleave(planes, weights_type, 0, elements, weights, m * elements)
+        start = m * elements
+        interleave_filters(
+            planes, layout, block, job.data[WEIGHTS], channels, m, weights_type, elements, weights, start
+        )
     first_group, stop = groups_of_task(layout, number)
     for group in range(first_group, stop):
         find_planes(targets, layout, block, group, job.output[0], channels, channels, 0, input_bytes)
@@ -289,12 +290,7 @@ def task(job: Job, number: int, dtype: Any) -> None:
                         place, lower = (layer * steps[1] + i) * steps[2] + j, down * steps[2]
                         given = (weights, grad, of_weights, of_grad, terms)
                         correlate(*given, rows, columns, reach[2], 1, sums, place, lower, across)
-                place, first = layer * steps[1] * steps[2], ((z + layer) * lengths[1] + y) * lengths[2] + x
-                if steps[2] == lengths[2]:  # contiguous rows
-                    separate(sums, place, steps[1] * steps[2], targets, grad_type, first)
-                else:
-                    for row in range(steps[1]):
-                        separate(sums, place + row * steps[2], steps[2], targets, grad_type, first + row * lengths[2])
+            store_box(sums, lengths, (z, y, x), steps, targets, grad_type)
     free(memory)
 
 
