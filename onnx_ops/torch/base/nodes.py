@@ -48,6 +48,13 @@ def may_have(shape: Iterable[Any], count: int) -> bool:
     return not all(isinstance(size, int) for size in known) or math.prod(known) >= count
 
 
+def replace_node(node: ir.Node, *added: ir.Node, along: Sequence[ir.Node] = ()) -> None:
+    """Put new nodes, the last of which has its first output, in the place of a node, and remove those `along` too."""
+    old, new = node.outputs[0], added[-1].outputs[0]
+    new.shape, new.type = old.shape, old.type
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node, *along], added, [old], [new])
+
+
 def sizes(value: Any) -> list[int]:
     """The shape of a value, -1 for dynamic sizes."""
     return [size if isinstance(size, int) else -1 for size in value.shape]

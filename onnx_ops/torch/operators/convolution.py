@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.base.nodes import Extent, aclnn, integers, number, op, sizes, taps
+from onnx_ops.torch.base.nodes import Extent, aclnn, integers, number, op, replace_node, sizes, taps
 from onnx_ops.torch.base.table import computes_float64, rewrites, translates
 
 aten = torch.ops.aten
@@ -158,7 +158,7 @@ def _without_gradients(node: ir.Node) -> None:
     if len(weight.uses()) > 1 and _is_product_of_pixels(window, x, sizes(weight)[:2]):
         _become_product(node, x, weight)
     elif not _is_used_by(weight, "ConvolutionBackward"):
-        _become_conv(node, window)
+        replace_node(node, ir.node("Conv", node.inputs, window.attributes))
 
 
 @rewrites("DepthwiseConv2D")
@@ -168,7 +168,8 @@ def _depthwise_without_gradients(node: ir.Node) -> None:
     assert x is not None
     assert weight is not None
     if not _is_used_by(weight, "DepthwiseConv2DBackpropInput") and not _is_used_by(x, "DepthwiseConv2DBackpropFilter"):
-        _become_conv(node, Window(sizes(weight)[2:], stride, pads[: len(pads) // 2], dilation, sizes(x)[1]))
+        window = Window(sizes(weight)[2:], stride, pads[: len(pads) // 2], dilation, sizes(x)[1])
+        replace_node(node, ir.node("Conv", node.inputs, window.attributes))
 
 
 def _settings_of(node: ir.Node, *names: str) -> list[list[int]]:
@@ -177,13 +178,6 @@ def _settings_of(node: ir.Node, *names: str) -> list[list[int]]:
 
 def _is_used_by(value: ir.Value, op_type: str) -> bool:
     return any(user.op_type == op_type for user, _ in value.uses())
-
-
-def _become_conv(node: ir.Node, window: Window) -> None:
-    """Replace a node by ONNX's Conv with the same inputs."""
-    (convolved,), plain = node.outputs, ir.node("Conv", node.inputs, window.attributes)
-    plain.outputs[0].shape, plain.outputs[0].type = convolved.shape, convolved.type
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [plain], [convolved], [plain.outputs[0]])
 
 
 def _become_product(node: ir.Node, x: ir.Value, weight: ir.Value) -> None:
@@ -201,12 +195,8 @@ def _become_product(node: ir.Node, x: ir.Value, weight: ir.Value) -> None:
     space = sizes(x)[2:]
     pixels = reshaped(new("Transpose", x, perm=[0, *range(2, len(space) + 2), 1]), -1, inputs)
     product = new("Gemm", pixels, reshaped(weight, outputs, inputs), transB=1)
-    image = new(
-        "Transpose", reshaped(product, -1, *space, outputs), perm=[0, len(kernel) + 1, *range(1, len(kernel) + 1)]
-    )
-    (convolved,) = node.outputs
-    image.shape, image.type = convolved.shape, convolved.type
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], added, [convolved], [image])
+    new("Transpose", reshaped(product, -1, *space, outputs), perm=[0, len(kernel) + 1, *range(1, len(kernel) + 1)])
+    replace_node(node, *added)
 
 
 def _is_depthwise_op(x: Any, weight: Any, window: Window) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.base.nodes import Extent, aclnn, double, integers, op, taps
+from onnx_ops.torch.base.nodes import Extent, aclnn, double, integers, op, replace_node, taps
 from onnx_ops.torch.base.table import computes_float64, decomposes, replaces, rewrites, translates
 from onnx_ops.torch.operators.along_axis import WIDTH, along_axis, matrix_of, resampled
 
@@ -83,7 +83,7 @@ for _rank in (2, 3):
 @rewrites("MaxPool2dWithIndices")
 def _without_indices(node: ir.Node) -> None:
     """A pool whose indices are not used, as in an inference graph, becomes ONNX's, which is faster."""
-    pooled, indices = node.outputs
+    indices = node.outputs[1]
     given = {name: attribute.as_ints() for name, attribute in node.attributes.items() if name != "ceil_mode"}
     (pooling,) = node.inputs
     assert pooling is not None
@@ -97,9 +97,7 @@ def _without_indices(node: ir.Node) -> None:
         "pads": [*given["padding"], *given["padding"]],
         "dilations": given["dilation"],
     }
-    plain = ir.node("MaxPool", node.inputs, attributes)
-    plain.outputs[0].shape, plain.outputs[0].type = pooled.shape, pooled.type
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [plain], [pooled], [plain.outputs[0]])
+    replace_node(node, ir.node("MaxPool", node.inputs, attributes))
 
 
 @computes_float64("AveragePool")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_ops.torch.base.nodes import replace_node
+
 SCALING = ("Mul", "Div")
 BROADCASTING = ("Add", "Sub", "Mul", "Div")
 SIZED_BY_DATA = ("Compress", "NonZero", "Unique")
@@ -55,13 +57,11 @@ def _has_shape_of(value: ir.Value, other: ir.Value, by_data: bool) -> bool:
 
 def _scaled_before(expand: ir.Node, user: ir.Node) -> ir.Node:
     """Scale what is expanded in place of the result; returns the new Expand."""
-    given, (scaled,) = expand.inputs[0], user.outputs
+    given = expand.inputs[0]
     assert given is not None
     scaling = ir.node(user.op_type, [given, user.inputs[1]])
     small = scaling.outputs[0]
     small.shape, small.type = given.shape, given.type
     moved = ir.node("Expand", [small, expand.inputs[1]])
-    large = moved.outputs[0]
-    large.shape, large.type = scaled.shape, scaled.type
-    ir.convenience.replace_nodes_and_values(user.graph, user, [user], [scaling, moved], [scaled], [large])
+    replace_node(user, scaling, moved)
     return moved

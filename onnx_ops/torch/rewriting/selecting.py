@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.types import FLOATS
-from onnx_ops.torch.base.nodes import may_have
+from onnx_ops.torch.base.nodes import may_have, replace_node
 
 MIN_ELEMENTS = 1024
 """Below this number of elements, where it is known, onnxruntime's Where is as fast."""
@@ -24,10 +24,7 @@ def select_by_op(model: ir.Model) -> None:
     for node in list(model.graph.all_nodes()):
         if node.domain or node.op_type not in _REPLACEMENTS or not _is_large(node.outputs[0]):
             continue
-        added = _REPLACEMENTS[node.op_type](node)
-        (old,), (new,) = node.outputs, added[-1].outputs
-        new.shape, new.type = old.shape, old.type
-        ir.convenience.replace_nodes_and_values(node.graph, node, [node], added, [old], [new])
+        replace_node(node, *_REPLACEMENTS[node.op_type](node))
         model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
 
 

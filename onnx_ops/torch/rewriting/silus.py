@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
+from onnx_ops.torch.base.nodes import replace_node
 
 
 def silus_by_op(model: ir.Model) -> None:
@@ -16,10 +17,7 @@ def silus_by_op(model: ir.Model) -> None:
     for node in list(model.graph.all_nodes()):
         if node.domain == "" and node.op_type == "Mul" and (x := _argument(node)) is not None:
             sigmoid = next(value.producer() for value in node.inputs if value is not x)
-            added, (old,) = ir.node("Silu", [x], domain=DOMAIN), node.outputs
-            (new,) = added.outputs
-            new.shape, new.type = old.shape, old.type
-            ir.convenience.replace_nodes_and_values(node.graph, node, [node, sigmoid], [added], [old], [new])
+            replace_node(node, ir.node("Silu", [x], domain=DOMAIN), along=[sigmoid])
             model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
 
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.types import FLOATS
-from onnx_ops.torch.base.nodes import may_have
+from onnx_ops.torch.base.nodes import may_have, replace_node
 
 MIN_INNER = 64
 """The least number of elements behind the axis; for few of them onnxruntime's reductions are slow."""
@@ -37,10 +37,7 @@ def weigh_by_op(model: ir.Model) -> None:
         if not _is_factor(weights) or dtype is None or dtype.value not in FLOATS:
             continue
         axis = node.attributes.get_int("axis", -1)
-        weighing = ir.node("SoftmaxV2", node.inputs, {"dim": axis}, domain=DOMAIN)
-        (new,) = weighing.outputs
-        new.shape, new.type = weights.shape, weights.type
-        ir.convenience.replace_nodes_and_values(node.graph, node, [node], [weighing], [weights], [new])
+        replace_node(node, ir.node("SoftmaxV2", node.inputs, {"dim": axis}, domain=DOMAIN))
         model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
 
 
