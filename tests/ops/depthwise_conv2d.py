@@ -15,9 +15,8 @@ from tests.ops._shared import accuracy, with_torch
 from tests.ops._shared.arrays import FLOAT32, FLOAT64, INF, NAN, Shape, normal
 from tests.ops._shared.depthwise_convolution import (
     FORMS,
-    LARGE_FILTERS,
-    SIZES,
     Numbers,
+    benchmarks,
     counts_of,
     with_defaults,
     wrong_windows,
@@ -26,7 +25,6 @@ from tests.ops._shared.numbers import Array, Reals, real
 from tests.ops._shared.record import (
     SUM_LIMITS,
     Attribute,
-    Benchmark,
     Call,
     Choice,
     DType,
@@ -239,14 +237,6 @@ def benchmark(shape: Shape, dtype: DType, strides: Numbers = (), width: int = 3)
     return Call(OP, given, Setting((width, width), strides, (width // 2,) * 4).attributes)
 
 
-def halving(shape: Shape, dtype: DType) -> Call:
-    return benchmark(shape, dtype, (2, 2))
-
-
-def large_filters(shape: Shape, dtype: DType) -> Call:
-    return benchmark(shape, dtype, width=7)
-
-
 RECORD = Record(
     OP,
     inputs={"input": Input(), "filter": Input(), "bias": Input(optional=True)},
@@ -264,10 +254,6 @@ RECORD = Record(
     large=large,
     torch=torch_call,
     documented=("CANN", "bias", "padded", "(N, C, H, W)", "(N, C*M, I, J)", "NaN"),
-    benchmarks=(
-        Benchmark(benchmark, SIZES),
-        Benchmark(halving, SIZES, "strides of two"),
-        Benchmark(large_filters, LARGE_FILTERS, "filters of 7x7"),
-    ),
+    benchmarks=benchmarks(benchmark),
     accuracies=(accuracy.of_calls(benchmark, (2, 8, 28, 28)),),
 )

@@ -15,10 +15,9 @@ from tests.ops._shared import accuracy, with_torch
 from tests.ops._shared.arrays import FLOAT32, FLOAT64, INF, NAN, Shape, normal
 from tests.ops._shared.depthwise_convolution import (
     FORMS,
-    LARGE_FILTERS,
-    SIZES,
     Form,
     Numbers,
+    benchmarks,
     counts_of,
     torch_backward,
     with_defaults,
@@ -28,7 +27,6 @@ from tests.ops._shared.numbers import Array, Reals, exact_sum, real
 from tests.ops._shared.record import (
     SUM_LIMITS,
     Attribute,
-    Benchmark,
     Call,
     Choice,
     DType,
@@ -217,18 +215,11 @@ def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any] | None:
     return torch_backward(torch, call, x, weights, grad, by=1)
 
 
-def benchmark(shape: Shape, dtype: DType, setting: Setting = SETTINGS[0]) -> Call:
+def benchmark(shape: Shape, dtype: DType, strides: Numbers = (), width: int = 3) -> Call:
+    setting = Setting((width, width), strides, (width // 2,) * 4)
     counts = counts_of(shape[2:], *setting.values)
     given = {"input": normal(shape, dtype, "x"), "out_backprop": normal((*shape[:2], *counts), dtype, "g")}
     return Call(OP, given, setting.attributes)
-
-
-def halving(shape: Shape, dtype: DType) -> Call:
-    return benchmark(shape, dtype, Setting((3, 3), (2, 2), (1, 1, 1, 1)))
-
-
-def large_filters(shape: Shape, dtype: DType) -> Call:
-    return benchmark(shape, dtype, Setting((7, 7), (), (3, 3, 3, 3)))
 
 
 RECORD = Record(
@@ -251,10 +242,6 @@ RECORD = Record(
     large=large,
     torch=torch_call,
     documented=("CANN", "filter_size", "padded", "(N, C, H, W)", "(N, C*M, I, J)", "NaN"),
-    benchmarks=(
-        Benchmark(benchmark, SIZES),
-        Benchmark(halving, SIZES, "strides of two"),
-        Benchmark(large_filters, LARGE_FILTERS, "filters of 7x7"),
-    ),
+    benchmarks=benchmarks(benchmark),
     accuracies=(accuracy.of_calls(benchmark, (4, 32, 28, 28)),),
 )

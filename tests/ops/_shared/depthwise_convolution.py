@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from tests.ops._shared.arrays import Shape
-from tests.ops._shared.record import Call, Refusal
+from tests.ops._shared.record import Benchmark, Call, Refusal
 
 Numbers = tuple[int, ...]
 
@@ -78,6 +78,15 @@ SIZES = {
     "32x96x56x56": (32, 96, 56, 56),
 }
 """Of inputs, for benchmarks."""
+
+
+def benchmarks(make: Callable[..., Call]) -> tuple[Benchmark, ...]:
+    """Those of plain filters of 3x3, with strides of two, and of 7x7: make(shape, dtype, strides=(), width=3)."""
+    return (
+        Benchmark(make, SIZES),
+        Benchmark(functools.partial(make, strides=(2, 2)), SIZES, "strides of two"),
+        Benchmark(functools.partial(make, width=7), LARGE_FILTERS, "filters of 7x7"),
+    )
 
 
 def wrong_windows() -> Iterator[Refusal]:
