@@ -1,6 +1,8 @@
-"""Weights of linear layers are read as they are, without a transpose in each step."""
+"""Products of transposed matrices read the matrices as they are, without a transpose in each step."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import onnx_ops
+from onnx_ops.torch import Capture
 from onnx_ops.torch.base.arrays import to_array
 
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 4 * 2.0**-8}
@@ -29,6 +32,23 @@ class Network(nn.Module):
         hidden = torch.tanh(self.second(torch.tanh(self.first(x))))
         tied = hidden @ self.second.weight
         return tied.sum(-1, keepdim=True) + (self.mixing.t() @ hidden.reshape(-1, 5).t()).t().reshape(*x.shape[:-1], 3)
+
+
+class Attention(nn.Module):
+    """Batches of products of transposed matrices, square and other ones, some transposed or read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.values = nn.Linear(5, 12), nn.Linear(5, 6)
+        self.queries = nn.Parameter(torch.randn(2, 4, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = self.keys(x).unflatten(-1, (2, 6)).transpose(1, 2)
+        values = self.values(x).unflatten(-1, (2, 3)).transpose(1, 2)
+        scores = (self.queries @ keys.transpose(-2, -1)).softmax(-1)
+        square = keys.mT @ keys
+        mixed = (values.mT @ scores.mT).mT
+        return mixed.sum((1, 3)).unsqueeze(1) + square.mT.sum((1, 2, 3)).reshape(-1, 1, 1)
 
 
 def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -50,6 +70,33 @@ def test_steps_without_transposed_weights(dtype: torch.dtype, shape: tuple[int, 
     if dtype is not torch.bfloat16:
         transposed = {node.input[0] for node in capture.model.graph.node if node.op_type == "Transpose"}
         assert transposed.isdisjoint({"first.weight", "second.weight"})
+    _compare(capture, model, optimizer, data, TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("rows", [3, 4, Dim("M")], ids=str)
+def test_transposes_in_batches(rows: int | Dim) -> None:
+    torch.manual_seed(0)
+    model = Attention()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    sizes = [(2, 5), (6, 7), (1, 3)] if isinstance(rows, Dim) else [(count, rows) for count in (2, 6, 1)]
+    data = [(torch.randn(*size, 5), torch.randn(size[0], 1, 4)) for size in sizes]
+    batch = {0: Dim("N")}
+    shapes = ({**batch, 1: rows} if isinstance(rows, Dim) else batch, batch)
+    capture = training_step(model, loss, data[0], optimizer, dynamic_shapes=shapes)
+    nodes = capture.model.graph.node
+    readers = {name: node.op_type for node in nodes for name in node.input}
+    swaps = [n for n in nodes if n.op_type == "Transpose" and list(n.attribute[0].ints) in ([0, 2, 1], [0, 1, 3, 2])]
+    assert {readers[node.output[0]] for node in swaps} == {"MatMul"}
+    _compare(capture, model, optimizer, data, TOLERANCES[torch.float32])
+
+
+def _compare(
+    capture: Capture,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Sequence[tuple[Tensor, Tensor]],
+    tolerance: float,
+) -> None:
     trainer = onnx_ops.Trainer(capture)
     for x, y in data:
         trainer.step(x=to_array(x), y=to_array(y))
@@ -59,4 +106,4 @@ def test_steps_without_transposed_weights(dtype: torch.dtype, shape: tuple[int, 
     for name, array in trainer.weights().items():
         wanted = to_array(model.state_dict()[name]).astype(np.float64)
         off = np.abs(array.astype(np.float64) - wanted).max()
-        assert off <= TOLERANCES[dtype] * np.abs(wanted).max(), name
+        assert off <= tolerance * np.abs(wanted).max(), name

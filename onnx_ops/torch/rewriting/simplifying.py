@@ -24,7 +24,7 @@ from onnx_ops.torch.rewriting.joining import join_pads
 from onnx_ops.torch.rewriting.narrow_tensors import flatten_narrow
 from onnx_ops.torch.rewriting.softmaxes import weigh_by_op, write_out_softmaxes
 from onnx_ops.torch.rewriting.summing import split_sums
-from onnx_ops.torch.rewriting.transposing import fuse_transposes
+from onnx_ops.torch.rewriting.transposing import fuse_transposes, transpose_next_to_products
 
 # The rules that compare no floating constants.
 RULES = {
@@ -57,6 +57,7 @@ def simplify(model: ir.Model) -> None:
     for _ in range(ROUNDS):
         optimizer.fold_constants(model)
         fuse_transposes(model)
+        transpose_next_to_products(model)
         rewriter.RewritePass(rules)(model)
         common.RemoveUnusedNodesPass()(model)
     join_pads(model)
