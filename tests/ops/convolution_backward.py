@@ -51,6 +51,7 @@ from tests.ops._shared.record import (
     Worked,
     kept_by_call,
     like,
+    with_value,
 )
 
 OP = "ConvolutionBackward"
@@ -136,6 +137,10 @@ def calls() -> Iterator[Call]:
     for count in (1, 2):
         for outputs_of in itertools.combinations(GRADIENTS, count):
             yield Call(OP, plain, outputs=outputs_of, label="+".join(outputs_of))
+    # Elements of padded lines are zeros, which must not be multiplied with infinite numbers.
+    padded = Setting((1, 7), (), (0, 3))
+    infinite = with_value(shaped((1, 8, 1, 9), 260, padded, FLOAT32), "grad_output", (0, 130, 0, 1), np.inf)
+    yield Call(OP, infinite, padded.attributes, label="infinite_beside_padding")
 
 
 def worked(dtype: DType) -> Iterator[Worked]:

@@ -68,6 +68,7 @@ class Blocks(Protocol):
     product_tasks: int
     rows_are_inputs: int  # 1: rows of the tiles of the gradient of the weights are inputs, else outputs
     taps: int  # taps of a task of the gradient of the weights
+    tiles: int  # tiles of a task of it, below one another
     weight_tasks: int
     bias_tasks: int
 

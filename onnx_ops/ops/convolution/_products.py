@@ -26,9 +26,9 @@ from onnx_ops.ops.convolution._blocked import (
 )
 from onnx_ops.ops.windows import AXES, volume
 
-PIXELS = 128
-"""Approximate number of places of a product that a task computes."""
-TASKS = 32
+FEWEST_PIXELS, MOST_PIXELS = 128, 1024
+"""Approximate number of places of a product that a task computes; those of many are written in longer runs."""
+TASKS = 16
 """Tasks that the work is split into as far as its sizes allow."""
 MOST_PHASES = 64
 """Places of a target are ordered by their phases, their remainders of division by the stride, if there are so few."""
@@ -41,10 +41,12 @@ def split_product(layout: Blocks, targets: int, sizes: Any) -> None:
     if layout.samples * places * targets == 0:
         layout.product_tasks = 0
         return
-    layout.per_block = min(layout.samples, max(ROWS, PIXELS // places))
-    layout.places = min(places, max(PIXELS // layout.per_block, 1))
-    boxes = layout.groups * ceil_divide(layout.samples, layout.per_block) * ceil_divide(places, layout.places)
     panels = ceil_divide(targets, PANEL * LANES)
+    pixels = layout.groups * layout.samples * places * panels // TASKS
+    pixels = min(max(pixels, FEWEST_PIXELS), MOST_PIXELS)
+    layout.per_block = min(layout.samples, max(ROWS, pixels // places))
+    layout.places = min(places, max(pixels // layout.per_block, 1))
+    boxes = layout.groups * ceil_divide(layout.samples, layout.per_block) * ceil_divide(places, layout.places)
     layout.panels = min(panels, max(panels * boxes // TASKS, 1))
     layout.product_tasks = boxes * ceil_divide(panels, layout.panels)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_ops.loops.memory import LANES, address_of, allocate, array_at, free, item_size, separate
+from onnx_ops.loops.memory import LANES, address_of, allocate, array_at, free, item_size, separate, tail
 from onnx_ops.loops.primitives import ceil_divide, helper, like
 from onnx_ops.loops.tiles import PANEL, ROWS, add_outer_products
 from onnx_ops.ops.convolution._blocked import (
@@ -49,7 +49,8 @@ def split_weight_gradient(layout: Blocks) -> None:
     rows, columns = ceil_divide(rows_of_tiles(layout), ROWS), ceil_divide(columns_of_tiles(layout), PANEL * LANES)
     tiles, taps = layout.groups * rows * columns, taps_of_weights(layout)
     layout.taps = max(min(taps, taps * tiles // TASKS), 1)
-    layout.weight_tasks = tiles * ceil_divide(taps, layout.taps)
+    layout.tiles = max(min(rows, tiles * ceil_divide(taps, layout.taps) // TASKS), 1)
+    layout.weight_tasks = layout.groups * columns * ceil_divide(rows, layout.tiles) * ceil_divide(taps, layout.taps)
 
 
 @helper
@@ -67,13 +68,22 @@ def window_count(layout: Blocks, axis: int, offset: int, first: int, end: int) -
 
 @helper
 def add_products(
-    layout: Blocks, sums: Any, group: int, row: int, panel: int, first_tap: int, taps: int, along: int, dtype: Any
+    layout: Blocks,
+    sums: Any,
+    group: int,
+    row: int,
+    rows: int,
+    panel: int,
+    first_tap: int,
+    taps: int,
+    along: int,
+    dtype: Any,
 ) -> None:
-    """Add up the products of all windows for a tile and some taps.
+    """Add up the products of all windows for some tiles and taps.
 
     Args:
-        sums: [row, vector, tap, LANES], of zeros.
-        group, row, panel: of the tile.
+        sums: [tile, row, vector, tap, LANES], of zeros.
+        group, row, rows, panel: of the tiles.
         along: the tap along a line of a packed input whose elements are in the input; -1 for zeros in place of others.
         dtype: of the sums.
     """
@@ -84,11 +94,9 @@ def add_products(
     image_step, grad_step = layout.groups * by_image, layout.groups * by_grad
     image_begin, grad_begin = group * by_image, group * by_grad
     if layout.rows_are_inputs:
-        image_begin += row if layout.packed else row // LANES * plane + row % LANES
         grad_begin += panel * PANEL * grad_plane
     else:
         image_begin += panel * PANEL * plane
-        grad_begin += row // LANES * grad_plane + row % LANES
     height, width = layout.length[1], width_of(layout)
     line = width * unit
     image_steps = (image_step, layout.stride[0] * height * line, layout.stride[1] * line, layout.stride[2] * unit)
@@ -126,15 +134,20 @@ def add_products(
                 image_at = image_begin + sample * image_step + (z * height + y) * line + x * unit
                 grad_at = grad_begin + sample * grad_step + ((k * layout.count[1] + i) * layout.count[2] + j) * LANES
                 counts = (samples, layers, lines, columns)
-                if layout.rows_are_inputs:
-                    add_outer_products(
-                        sums, tap, taps, grad, grad_at, grad_plane, image, image_at, counts, grad_steps, image_steps,
-                        vectors,
-                    )  # fmt: skip
-                else:
-                    add_outer_products(
-                        sums, tap, taps, image, image_at, plane, grad, grad_at, counts, image_steps, grad_steps, vectors
-                    )
+                # All tiles while what a run reads is in the cache.
+                for own in range(row, row + rows, ROWS):
+                    tile = tail(sums, (own - row) * PANEL * taps * LANES)
+                    if layout.rows_are_inputs:
+                        at = image_at + (own if layout.packed else own // LANES * plane + own % LANES)
+                        add_outer_products(
+                            tile, tap, taps, grad, grad_at, grad_plane, image, at, counts, grad_steps, image_steps,
+                            vectors,
+                        )  # fmt: skip
+                    else:
+                        at = grad_at + own // LANES * grad_plane + own % LANES
+                        add_outer_products(
+                            tile, tap, taps, image, image_at, plane, grad, at, counts, image_steps, grad_steps, vectors
+                        )
 
 
 @helper
@@ -169,28 +182,35 @@ def write_row(
 
 @helper
 def add_weight_gradient(layout: Blocks, number: int, target: int, element_type: int, dtype: Any) -> bool:
-    """A task of the gradient of the weights, a tile of ROWS by PANEL * LANES; returns whether there was memory."""
+    """A task of the gradient of the weights, tiles of ROWS by PANEL * LANES; returns whether there was memory."""
     taps, all_rows = taps_of_weights(layout), rows_of_tiles(layout)
     chunks = ceil_divide(taps, layout.taps)
-    first_tap, tile = number % chunks * layout.taps, number // chunks
+    first_tap, task = number % chunks * layout.taps, number // chunks
     own_taps = min(layout.taps, taps - first_tap)
-    panels, tiles = ceil_divide(columns_of_tiles(layout), PANEL * LANES), ceil_divide(all_rows, ROWS)
-    panel, tile = tile % panels, tile // panels
-    row, group = tile % tiles * ROWS, tile // tiles
-    rows, numbers = min(ROWS, all_rows - row), ROWS * PANEL * own_taps * LANES
+    panels, parts = ceil_divide(columns_of_tiles(layout), PANEL * LANES), ceil_divide(all_rows, layout.tiles * ROWS)
+    panel, part, group = task % panels, task // panels % parts, task // panels // parts
+    first_row = part * layout.tiles * ROWS
+    end = min(first_row + layout.tiles * ROWS, all_rows)
+    # Zeros of a padded line must not be multiplied with infinite numbers: then each tap along it has a pass of its own.
+    alone = layout.packed == 1 and layout.infinite == 1
+    step = ROWS if alone else layout.tiles * ROWS
+    numbers = step * PANEL * own_taps * LANES
     memory, sums, lanes, unused = allocate((numbers, dtype), (LANES, np.int64), (own_taps, np.float64))
     if memory == 0:
         return False
-    # Zeros of a padded line must not be multiplied with infinite numbers: then each tap along it has a pass of its own.
-    first, last, alone = 0, 0, layout.packed == 1 and layout.infinite == 1
-    if alone:
-        first, last = row // layout.inputs, (row + rows - 1) // layout.inputs
-    for along in range(first, last + 1):
-        for i in range(numbers):
-            sums[i] = like(0, sums[0])
-        add_products(layout, sums, group, row, panel, first_tap, own_taps, along if alone else -1, dtype)
-        for r in range(rows):
-            if not alone or (row + r) // layout.inputs == along:
-                write_row(layout, sums, group, row, r, panel, first_tap, own_taps, target, element_type, lanes, unused)
+    for row in range(first_row, end, step):
+        rows, first, last = min(step, end - row), 0, 0
+        if alone:
+            first, last = row // layout.inputs, (row + rows - 1) // layout.inputs
+        for along in range(first, last + 1):
+            for i in range(numbers):
+                sums[i] = like(0, sums[0])
+            tap = along if alone else -1
+            add_products(layout, sums, group, row, rows, panel, first_tap, own_taps, tap, dtype)
+            for r in range(rows):
+                if not alone or (row + r) // layout.inputs == along:
+                    write_row(
+                        layout, sums, group, row, r, panel, first_tap, own_taps, target, element_type, lanes, unused
+                    )
     free(memory)
     return True

@@ -108,6 +108,7 @@ LARGE: tuple[tuple[str, Shape, int, Setting], ...] = (
     ("several_tasks_of_planes", (5, 1, 43, 41), 3, Setting((3, 3), (2, 1), (1, 1))),
     ("first_layer", (3, 3, 15, 17), 40, Setting((5, 7), (2, 2), (2, 3))),
     ("last_layer", (1, 40, 9, 6), 3, Setting((3, 3), (), (1, 1))),
+    ("many_channels", (1, 136, 3), 130, Setting((2,), (), (1,))),
     ("eight_channels_of_groups", (2, 16, 9, 8), 6, Setting((3, 3), (1, 2), (1, 2), (), 2)),
 )
 
