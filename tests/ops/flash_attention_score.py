@@ -20,6 +20,7 @@ from tests.ops._shared.attention import (
     Scores,
     chosen,
     exchanged,
+    hiding,
     masks,
     operands,
     rounding,
@@ -124,6 +125,8 @@ def calls() -> Iterator[Call]:
     yield Call(OP, distant, label="distant_scores")
     for wanted in (("attention_out",), ("softmax_sum", "attention_out")):
         yield Call(OP, given, outputs=wanted, label="+".join(wanted))
+    for label, hidden, shift, attributes in hiding():
+        yield Call(OP, hidden | {"real_shift": shift}, attributes, label=label)
     scalars = {"atten_mask": np.ones((), TRUTH), "drop_mask": np.zeros((), TRUTH)}
     yield Call(OP, given | scalars, label="all_masked", static=True)
 

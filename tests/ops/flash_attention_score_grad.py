@@ -20,6 +20,7 @@ from tests.ops._shared.attention import (
     Form,
     chosen,
     exchanged,
+    hiding,
     masks,
     operands,
     rounding,
@@ -195,6 +196,8 @@ def calls() -> Iterator[Call]:
             for mode in (0, 2):
                 special = with_value(completed(given, None, sparse_mode=mode), name, place, value)
                 yield Call(OP, special, {"sparse_mode": mode}, label=f"{value}_in_{name}_{mode}")
+    for label, hidden, shift, attributes in hiding():
+        yield Call(OP, completed(renamed(hidden), shift, **attributes), attributes, label=label)
     yield Call(OP, whole, label="static", static=True)
 
 

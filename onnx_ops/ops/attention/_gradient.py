@@ -17,23 +17,26 @@ from onnx_ops.ops.attention._tiles import (
     ATTRIBUTES,
     KEYS,
     LAYOUT,
+    MOST_SKIPPED,
     QUERIES,
     ROW,
     WIDTH,
     Heads,
     Scores,
-    all_finite,
     dropped_at,
     finish_scores,
+    hides_by_shift,
     interleave_rows,
     mask_row,
+    may_skip,
     multiply_by_interleaved,
     multiply_by_rows,
     of_keys,
     of_queries,
     panels_of,
     read_rows,
-    seen_keys,
+    seen_by_any,
+    sum_of_sizes,
     vectors_of,
     whole_vectors,
     write_row_of,
@@ -181,11 +184,13 @@ def prepare(job: Job, number: int, dtype: Any) -> None:
 
     # A weight of 0 times a number that is not finite is NaN, and with statistics of NaN all weights are: such keys and
     # queries are not left out.
-    skips = layout.reach < layout.keys - 1 and all_finite(keys_in, sample, key_head, buffer)
+    skips = may_skip(layout, job, SHIFT, MASK) and sum_of_sizes(keys_in, sample, key_head, buffer, dtype) < MOST_SKIPPED
+    shifts = skips and kernel.element_type[SHIFT] != 0 and hides_by_shift(attributes)
+    shifts = shifts and sum_of_sizes(values_in, sample, key_head, buffer, dtype) < MOST_SKIPPED
     for h in range(group):
         head = key_head * group + h
-        skips = skips and all_finite(queries_in, sample, head, buffer)
-        skips = skips and all_finite(grads_in, sample, head, buffer)
+        skips = skips and sum_of_sizes(queries_in, sample, head, buffer, dtype) < MOST_SKIPPED
+        skips = skips and sum_of_sizes(grads_in, sample, head, buffer, dtype) < MOST_SKIPPED
         for query in range(queries):
             read_rows(grads_in, sample, head, query, 1, buffer)
             read_rows(results_in, sample, head, query, 1, other)
@@ -193,6 +198,7 @@ def prepare(job: Job, number: int, dtype: Any) -> None:
             for e in range(layout.value_size):
                 total = add_any_order(total, buffer[e] * other[e])
             delta[h * queries + query] = total
+            shifts = shifts and abs(total) < MOST_SKIPPED
             statistic = ((sample * layout.heads + head) * queries + query) * size_of(dtype)
             for i in (MOST, TOTAL):
                 number = array_at(job.data[i] + statistic, 1, dtype)[0]
@@ -217,7 +223,11 @@ def prepare(job: Job, number: int, dtype: Any) -> None:
                 by_query = tail(own_gradients, h * queries * q_row)
             for first in range(0, queries, QUERIES):
                 query_count = min(QUERIES, queries - first)
-                seen = seen_keys(layout, first + query_count - 1, first_key, key_count) if skips else key_count
+                seen = key_count
+                if skips:
+                    seen = seen_by_any(
+                        layout, job, SHIFT, MASK, shifts, sample, head, first, query_count, first_key, key_count, buffer
+                    )
                 if seen == 0:
                     continue
                 padded = ceil_divide(seen, LANES) * LANES

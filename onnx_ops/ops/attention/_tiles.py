@@ -18,10 +18,11 @@ from onnx_ops.loops.memory import (
     item_size,
     read_row,
     record_at,
+    size_of,
     tail,
     write_row,
 )
-from onnx_ops.loops.primitives import ceil_divide, helper, like
+from onnx_ops.loops.primitives import add_any_order, ceil_divide, helper, like
 from onnx_ops.loops.records import KERNEL, Job, Numbers, attribute_record, record_of
 from onnx_ops.loops.tiles import PANEL, ROWS, multiply_tile
 from onnx_ops.ops.attention._rules import (
@@ -35,6 +36,9 @@ from onnx_ops.ops.attention._rules import (
 
 QUERIES, KEYS = 64, 256
 """Rows and columns of a tile of scores, which stays in the cache of a core; multiples of ROWS, and of a panel."""
+MOST_SKIPPED = 2.0**40
+"""Keys are left out of products where the sums of the absolute values of both factors are below this number: products
+and scores are finite then."""
 ROW = KEYS + LANES
 """Elements from one row of a tile to the next: no power of 2, so that rows do not evict each other from the cache."""
 WIDTH = PANEL * LANES
@@ -205,14 +209,21 @@ def interleave_rows(tensor: Heads, sample: int, head: int, first: int, count: in
 
 
 @helper
-def all_finite(tensor: Heads, sample: int, head: int, buffer: Any) -> bool:
-    """Whether all numbers of a head are finite; overwrites a buffer of one row."""
-    nothing = like(0, buffer[0])
-    for row in range(tensor.rows):
-        read_row(row_at(tensor, sample, head, row), tensor.element_type, tensor.size, buffer)
-        for i in range(tensor.size):
-            nothing += buffer[i] * like(0, buffer[0])
-    return bool(nothing == nothing)
+def sum_of_sizes(tensor: Heads, sample: int, head: int, buffer: Any, dtype: Any) -> Any:
+    """Sum of the absolute values of a head, NaN or infinity if one is not finite; overwrites a buffer of one row."""
+    total = like(0, buffer[0])
+    as_is = item_size(tensor.element_type) == size_of(dtype)
+    rows, size = tensor.rows, tensor.size
+    if as_is and tensor.heads_last == 0:
+        rows, size = 1, rows * size
+    for row in range(rows):
+        numbers = array_at(row_at(tensor, sample, head, row), size, dtype)
+        if not as_is:
+            read_row(row_at(tensor, sample, head, row), tensor.element_type, size, buffer)
+            numbers = buffer
+        for i in range(size):
+            total = add_any_order(total, abs(numbers[i]))
+    return total
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------
@@ -237,12 +248,13 @@ def multiply_by_interleaved(
         places: index of each row of `out`, in vectors.
         zero: an array of one number.
     """
-    for panel in range(ceil_divide(column_count, WIDTH)):
+    whole = whole_vectors(column_count)
+    for panel in range(panels_of(whole)):
         zero[0] = panel * PANEL * terms
-        part = tail(out, panel * WIDTH)
+        part, vectors = tail(out, panel * WIDTH), vectors_of(whole, panel)
         for row in range(0, count, ROWS):
             multiply_tile(
-                rows, starts, row, 1, terms, LANES, columns, zero, 0, terms * LANES, 1, part, places, row, 1, PANEL
+                rows, starts, row, 1, terms, LANES, columns, zero, 0, terms * LANES, 1, part, places, row, 1, vectors
             )
 
 
@@ -273,6 +285,75 @@ def multiply_by_rows(
 def seen_keys(layout: Scores, query: int, first: int, count: int) -> int:
     """How many of the keys [first, first + count) a query sees if none is masked; they are the first ones."""
     return int(min(max(query + layout.reach + 1 - first, 0), count))
+
+
+@helper
+def may_skip(layout: Scores, job: Job, shift: int, mask: int) -> bool:
+    """Whether blocks of queries may not see the last keys.
+
+    Args:
+        shift, mask: indices of inputs.
+    """
+    types = record_at(job.kernel, KERNEL).element_type
+    varies = (types[shift] != 0 and layout.shift[3] != 0) or (types[mask] != 0 and layout.mask[3] != 0)
+    return bool(varies or layout.reach < layout.keys - 1)
+
+
+@helper
+def hides_by_shift(attributes: Any) -> bool:
+    """Whether a finite score plus a shift of -infinity is -infinity once it is scaled."""
+    scale = attributes.scale_value
+    return bool(abs(scale) < MOST_SKIPPED and (attributes.pse_type != SCALED_AFTER or scale > 0))
+
+
+@helper
+def seen_by_any(
+    layout: Scores,
+    job: Job,
+    shift: int,
+    mask: int,
+    shifts: bool,
+    sample: int,
+    head: int,
+    query: int,
+    queries: int,
+    first: int,
+    count: int,
+    buffer: Any,
+) -> int:
+    """How many of the keys [first, first + count), up to the last one, any of the queries from `query` on sees.
+
+    Args:
+        shift, mask: indices of inputs.
+        shifts: whether a shift of -infinity hides a key.
+        buffer: an array of KEYS numbers.
+    """
+    types, seen = record_at(job.kernel, KERNEL).element_type, 0
+    masks, shifts = types[mask] != 0 and layout.mask[3] != 0, shifts and types[shift] != 0 and layout.shift[3] != 0
+    mask_at = job.data[mask] + sample * layout.mask[0] + head * layout.mask[1] + first * layout.mask[3]
+    shift_at = sample * layout.shift[0] + head * layout.shift[1] + first * layout.shift[3]
+    for i in range(query + queries - 1, query - 1, -1):  # the last query often sees most
+        own = seen_keys(layout, i, first, count)
+        if masks and own > seen:
+            hidden, shown = array_at(mask_at + i * layout.mask[2], count, np.uint8), 0
+            for j in range(seen, own):
+                shown += hidden[j] == 0
+            own = own if shown > 0 else seen
+            while own > seen and hidden[own - 1] != 0:
+                own -= 1
+        if shifts and own > seen:
+            at = job.data[shift] + (shift_at + i * layout.shift[2]) * item_size(types[shift])
+            read_row(at, types[shift], own, buffer)
+            lowest, shown = like(-np.inf, buffer[0]), 0
+            for j in range(seen, own):
+                shown += buffer[j] != lowest
+            own = own if shown > 0 else seen
+            while own > seen and buffer[own - 1] == lowest:
+                own -= 1
+        seen = max(seen, own)
+        if seen == count:
+            break
+    return int(seen)
 
 
 @helper

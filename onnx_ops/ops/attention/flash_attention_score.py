@@ -31,18 +31,22 @@ from onnx_ops.ops.attention._tiles import (
     ATTRIBUTES,
     KEYS,
     LAYOUT,
+    MOST_SKIPPED,
     QUERIES,
     ROW,
-    all_finite,
     dropped_at,
     finish_scores,
+    hides_by_shift,
     interleave_rows,
+    may_skip,
     multiply_by_interleaved,
     multiply_by_rows,
     of_keys,
     of_queries,
     read_rows,
+    seen_by_any,
     seen_keys,
+    sum_of_sizes,
     whole_vectors,
     write_row_of,
     write_sizes,
@@ -213,7 +217,7 @@ def task(job: Job, number: int, dtype: Any) -> None:
         words, words, words, words, (1, np.int64), (LANES, np.int64),
         (count, dtype), (count, dtype), (count * v_row, dtype), (QUERIES * ROW, dtype), (QUERIES * v_row, dtype),
         (QUERIES * q_row, dtype),
-        (KEYS * layout.size, dtype), (KEYS * v_row, dtype), (KEYS + v_row, dtype),
+        (KEYS * layout.size, dtype), (KEYS * v_row, dtype), (KEYS + q_row + v_row, dtype),
     )  # fmt: skip
     if memory == 0:
         job.failed = NO_MEMORY
@@ -233,8 +237,14 @@ def task(job: Job, number: int, dtype: Any) -> None:
     for i in range(min(layout.keys, KEYS) * v_row):
         values[i] = nought
 
-    # A weight of 0 times a value that is not finite is NaN: such keys are not left out.
-    skips = layout.reach < layout.keys - 1 and all_finite(values_in, sample, key_head, buffer)
+    # A weight of 0 times a value that is not finite is NaN, as is a score of infinity less infinity: such keys are not
+    # left out.
+    skips = (
+        may_skip(layout, job, SHIFT, MASK) and sum_of_sizes(values_in, sample, key_head, buffer, dtype) < MOST_SKIPPED
+    )
+    shifts = skips and kernel.element_type[SHIFT] != 0 and hides_by_shift(attributes)
+    shifts = shifts and sum_of_sizes(keys_in, sample, key_head, buffer, dtype) < MOST_SKIPPED
+    shifts = shifts and sum_of_sizes(queries_in, sample, head, buffer, dtype) < MOST_SKIPPED
     for first_key in range(0, layout.keys, KEYS):
         key_count = min(KEYS, layout.keys - first_key)
         if skips and seen_keys(layout, end - 1, first_key, key_count) == 0:
@@ -243,7 +253,11 @@ def task(job: Job, number: int, dtype: Any) -> None:
         read_rows(values_in, sample, key_head, first_key, key_count, values)
         for first in range(begin, end, QUERIES):
             query_count = min(QUERIES, end - first)
-            seen = seen_keys(layout, first + query_count - 1, first_key, key_count) if skips else key_count
+            seen = key_count
+            if skips:
+                seen = seen_by_any(
+                    layout, job, SHIFT, MASK, shifts, sample, head, first, query_count, first_key, key_count, buffer
+                )
             if seen == 0:
                 continue
             read_rows(queries_in, sample, head, first, query_count, rows)

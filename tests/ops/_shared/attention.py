@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.ops._shared.arrays import FLOAT32, FLOAT64, normal, rng
 from tests.ops._shared.numbers import Array, Reals, attribute, real
-from tests.ops._shared.record import Attribute, Call, Choice, DType, Refusal
+from tests.ops._shared.record import Attribute, Call, Choice, DType, Refusal, with_value
 
 BNSD, BSND = 0, 1
 ATTRIBUTES = {
@@ -92,6 +92,40 @@ def chosen(choice: Choice, shift: str) -> dict[str, Array | None]:
     given = operands(form, dtype, choice.attributes.get("input_layout", BNSD))
     optional = {shift: normal(form.scores, dtype, "shift"), **masks(form)}
     return given | {name: array for name, array in optional.items() if choice.dtypes[name] is not None}
+
+
+HIDING = Form(1, 2, 1, 70, 300, 3, 4, (2, 3))
+
+
+def hiding() -> Iterator[tuple[str, dict[str, Array | None], Array | None, dict[str, Any]]]:
+    """Attention in which no query of a tile sees the last keys: by a mask, by shifts of -infinity, by both.
+
+    Yields:
+        A label, the inputs but the shift, which may have numbers that are not finite where they are hidden, the shift,
+        and attributes.
+    """
+    later = np.arange(HIDING.keys) > 3 * np.arange(HIDING.queries)[:, None] + 20
+    far = np.arange(HIDING.keys) > 3 * np.arange(HIDING.queries)[:, None] + 40
+    beyond = np.broadcast_to(np.arange(HIDING.keys) > 30, (1, HIDING.keys))
+    low = np.where(later, -np.inf, normal(later.shape, FLOAT32, "shift")).astype(FLOAT32)
+    given = operands(HIDING, FLOAT32)
+    last = {"key": (0, 0, 299, 1), "value": (0, 0, 290, 0), "query": (0, 1, 5, 2)}
+    plain: tuple[tuple[str, Array | None, Array | None, dict[str, Any]], ...] = (
+        ("mask", later, None, {}),
+        ("mask_of_all_queries", beyond, None, {"sparse_mode": 3}),
+        ("shift", None, low, {"pse_type": 0}),
+        ("shift_before_scale", None, low, {"scale_value": 0.5}),
+        ("mask_and_shift", far, low, {}),
+    )
+    for label, mask, shift, attributes in plain:
+        yield f"hidden_by_{label}", given | {"atten_mask": mask}, shift, attributes
+    for label, mask, shift, attributes in (plain[0], plain[2]):
+        for name, place in last.items():
+            for value in (np.nan, np.inf) if name == "query" else (np.nan, np.inf, 1e30):
+                special = with_value(given, name, place, value) | {"atten_mask": mask}
+                yield f"{value}_in_{name}_hidden_by_{label}", special, shift, attributes
+    unknown = np.where(np.arange(HIDING.keys) == 250, np.nan, low).astype(FLOAT32)
+    yield "nan_in_hiding_shift", given, unknown, {}
 
 
 @dataclass(frozen=True)
