@@ -32,31 +32,31 @@ class _Part:
 def join_pads(model: ir.Model) -> None:
     """Write sums of padded values as concatenations wherever the padded values are adjacent, in place."""
     for node in list(model.graph.all_nodes()):
-        if _is_sum(node) and not _is_term(node.outputs[0]):
+        if is_sum(node) and not is_term(node.outputs[0]):
             _join(node)
 
 
-def _is_sum(node: ir.Node) -> bool:
+def is_sum(node: ir.Node) -> bool:
     return node.domain == "" and node.op_type == "Add"
 
 
-def _is_term(value: ir.Value) -> bool:
+def is_term(value: ir.Value) -> bool:
     """Whether all that uses a value is a sum of its shape in the same graph."""
     if len(value.uses()) != 1 or value.is_graph_output():
         return False
     user, own = value.uses()[0].node, value.producer()
     same = own is not None and user.graph is own.graph and value.shape is not None
-    return same and _is_sum(user) and user.outputs[0].shape == value.shape
+    return same and is_sum(user) and user.outputs[0].shape == value.shape
 
 
-def _terms(node: ir.Node) -> list[ir.Value]:
+def terms_of(node: ir.Node) -> list[ir.Value]:
     """The terms of a sum of any number of values."""
     found, left = [], list(node.inputs)
     while left:
         value = left.pop(0)
         assert value is not None
         inner = value.producer()
-        if inner is not None and _is_sum(inner) and _is_term(value):
+        if inner is not None and is_sum(inner) and is_term(value):
             left[:0] = inner.inputs
         else:
             found.append(value)
@@ -66,7 +66,7 @@ def _terms(node: ir.Node) -> list[ir.Value]:
 def _join(node: ir.Node) -> None:
     graph, total = node.graph, node.outputs[0]
     assert isinstance(graph, ir.Graph | ir.Function)
-    terms = _terms(node)
+    terms = terms_of(node)
     parts = {term: part for term in terms if term.shape == total.shape and (part := _part(term)) is not None}
     added: list[ir.Node] = []
     rest = [term for term in terms if term not in parts]

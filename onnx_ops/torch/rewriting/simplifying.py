@@ -20,6 +20,7 @@ from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.rewriting.expanding import delay_expands
+from onnx_ops.torch.rewriting.gelus import gelus_by_op
 from onnx_ops.torch.rewriting.joining import join_pads
 from onnx_ops.torch.rewriting.narrow_tensors import flatten_narrow
 from onnx_ops.torch.rewriting.softmaxes import weigh_by_op, write_out_softmaxes
@@ -72,6 +73,7 @@ def simplify(model: ir.Model) -> None:
     common.DeduplicateInitializersPass(size_limit=MOST_COMPARED)(model)
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
+    gelus_by_op(model)
     _rewrite_nodes(model)
     common.RemoveUnusedNodesPass()(model)
     _omit_unused_outputs(model)
