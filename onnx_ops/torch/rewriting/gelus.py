@@ -1,10 +1,11 @@
 """GELUs written out in elementary operators, and their gradients, as Gelu and the op GeluBackwardV2.
 
-    gelu(x) = x * (1 + f(u(x))) / 2,    f = tanh, u(x) = sqrt(2 / pi) * (x + 0.044715 * x**3);    or f = erf, u(x) = x / sqrt(2)
+    gelu(x) = x * (1 + f(u(x))) / 2
+    f = erf,  u(x) = x / sqrt(2);    approximated: f = tanh, u(x) = sqrt(2 / pi) * (x + 0.044715 * x**3)
 
-Forward and backward pass of such a GELU write some twenty tensors. However it is written: the elementwise functions of x
-in the graph are computed at sample points in float64, and compared with gelu(x); so are the factors by which gradients
-are multiplied with the derivative of gelu.
+The forward and backward pass of such a GELU write some twenty tensors. Its spelling does not matter: the values that
+are functions of x, element by element, are computed at sample points in float64 and compared with gelu(x), and those
+that are a gradient times a function of x with the derivative of gelu.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ ELEMENTWISE: Mapping[str, Callable[..., Samples]] = {
 
 OPSET = 20
 """The first one with Gelu."""
-MOST_ANCESTORS = 32
-"""The number of values that u is computed from up to which they are tried as x."""
+MOST_ANCESTORS = 16
+"""The number of values from u on upwards that are tried as x."""
 MOST_TERMS = 8
 """The number of terms of a sum up to which the sums of some of them are tried."""
 MIN_REMOVED = 4
@@ -78,34 +79,34 @@ FORMS = {
 
 
 def gelus_by_op(model: ir.Model) -> None:
-    """Replace GELUs and their gradients, in place, if nothing else reads what they are computed by."""
-    has_gelu = model.graph.opset_imports[""] >= OPSET
+    """Replace GELUs and their gradients, in place, where nothing else needs what they are computed by."""
     with np.errstate(all="ignore"):
         for node in list(model.graph.all_nodes()):
-            if node.domain == "" and node.op_type in FORMS and _replaced(node, has_gelu):
-                model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
+            if node.domain == "" and node.op_type in FORMS:
+                any(_replace(node, functions, model) for functions in _arguments(node))
 
 
-def _replaced(node: ir.Node, has_gelu: bool) -> bool:
-    """Replace the GELU whose f a node is; returns whether the graph has got an op of this domain."""
-    functions = _functions_up_to(node)
-    if functions is None:
-        return False
-    functions.extend()
-    gelu = _Gelu(node, functions)
+def _replace(node: ir.Node, functions: _Functions, model: ir.Model) -> bool:
+    """Replace gelu(x), if f is that of a node, and its gradients; returns whether there were any."""
+    gelu, graph = _Gelu(node, functions), functions.graph
     gradients = gelu.gradients()
     # onnxruntime has no kernel of Gelu for float64.
-    values = gelu.values() if has_gelu and functions.x.dtype is ir.DataType.FLOAT else []
-    dead = _dead([*values, *gradients])
-    if node not in dead:
-        values, dead = [], _dead(gradients)
-        if len(dead) < MIN_REMOVED:
+    has_op = functions.x.dtype is ir.DataType.FLOAT and model.graph.opset_imports[""] >= OPSET
+    replacements = [*gelu.values(), *gradients] if has_op else gradients
+    unneeded = _unneeded(replacements)
+    if node not in unneeded:
+        replacements, unneeded = gradients, _unneeded(gradients)
+        if len(unneeded) < MIN_REMOVED:
             return False
-    for replacement in (*values, *gradients):
-        replacement.apply()
-    graph = functions.graph
-    graph.remove([left for left in dead if left.graph is graph], safe=True)
-    return bool(gradients)
+    added = [replacement.nodes() for replacement in replacements]
+    for replacement, nodes in zip(replacements, added, strict=True):
+        producer = replacement.value.producer()
+        assert producer is not None
+        replace_node(producer, *nodes)
+    graph.remove([each for each in unneeded if each.graph is graph], safe=True)
+    if gradients:
+        model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
+    return True
 
 
 class _Functions:
@@ -131,60 +132,49 @@ class _Functions:
             return None
         return np.full_like(X, tensor.numpy().item())
 
-    def compute(self, node: ir.Node) -> bool:
-        """Add what a node computes from known functions; whether there is anything new."""
-        if node.graph is not self.graph or not _is_elementwise(node) or node.outputs[0] in self.samples:
-            return False
-        operands = [self.of(value) for value in node.inputs]
-        if any(operand is None for operand in operands) or self.samples.keys().isdisjoint(node.inputs):
-            return False
-        self.samples[node.outputs[0]] = ELEMENTWISE[node.op_type](*operands)
-        return True
-
     def extend(self) -> None:
         """Add all that is computed from known functions."""
         pending = list(self.samples)
         while pending:
-            pending += [user.outputs[0] for user, _ in pending.pop().uses() if self.compute(user)]
+            pending += [user.outputs[0] for user, _ in pending.pop().uses() if self._compute(user)]
+
+    def _compute(self, node: ir.Node) -> bool:
+        """Add what a node computes from known functions; whether it is new."""
+        if node.graph is not self.graph or not _is_elementwise(node) or node.outputs[0] in self.samples:
+            return False
+        operands = [self.of(value) for value in node.inputs]
+        if any(operand is None for operand in operands):
+            return False
+        self.samples[node.outputs[0]] = ELEMENTWISE[node.op_type](*operands)
+        return True
 
 
 def _is_elementwise(node: ir.Node | None) -> bool:
     return node is not None and node.domain == "" and node.op_type in ELEMENTWISE
 
 
-def _functions_up_to(node: ir.Node) -> _Functions | None:
-    """The functions by which the argument of a node is u(x); None if it is no such function of any value."""
+def _arguments(node: ir.Node) -> Iterator[_Functions]:
+    """The functions of each value x for which the argument of a node is u(x)."""
     (argument,), graph, u = node.inputs, node.graph, FORMS[node.op_type].u
     assert argument is not None
     assert isinstance(graph, ir.Graph | ir.Function)
-    ancestors = _ancestors(argument)
-    for x in reversed(ancestors):
+    for x in _ancestors(argument):
         functions = _Functions(x, graph)
-        for value in ancestors:
-            if value is not x and (producer := value.producer()) is not None:
-                functions.compute(producer)
+        functions.extend()
         found = functions.samples.get(argument)
         if found is not None and _are_close(found, u, np.abs(u), x.dtype):
-            return functions
-    return None
+            yield functions
 
 
 def _ancestors(value: ir.Value) -> list[ir.Value]:
-    """The values that a value is computed from by elementwise operators, each before what is computed from it."""
-    found: list[ir.Value] = []
-    seen: set[ir.Value] = set()
-
-    def visit(value: ir.Value) -> None:
-        if value in seen or len(seen) >= MOST_ANCESTORS or ir.convenience.get_const_tensor(value) is not None:
-            return
-        seen.add(value)
-        node = value.producer()
+    """A value and the nearest of those that it is computed from by elementwise operators."""
+    found = [value]
+    for other in found:
+        node = other.producer()
         for source in node.inputs if node is not None and _is_elementwise(node) else ():
-            if source is not None:
-                visit(source)
-        found.append(value)
-
-    visit(value)
+            is_new = source is not None and source not in found and ir.convenience.get_const_tensor(source) is None
+            if is_new and len(found) < MOST_ANCESTORS:
+                found.append(source)
     return found
 
 
@@ -198,7 +188,7 @@ def _are_close(found: Samples, wanted: Samples, scale: Samples, dtype: ir.DataTy
     """
     if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         return False
-    tolerance = 2 * np.finfo(dtype.numpy()).eps
+    tolerance = 2 * np.finfo(dtype.numpy()).eps + 16 * np.finfo(np.float64).eps
     return bool(np.all(np.abs(found - wanted) <= tolerance * scale))
 
 
@@ -237,7 +227,7 @@ class _Gelu:
             whole = [value for value, samples in multiples.items() if self._is_derivative(samples)]
             for value in whole:
                 found.setdefault(value, _Replacement(value, "GeluBackwardV2", inputs, attributes, domain=DOMAIN))
-            for total in [] if whole else _sums(multiples):
+            for total in [] if whole else _sums(multiples, self._functions.graph):
                 summed = terms_of(total)
                 if (own := self._chosen(summed, multiples)) is not None:
                     rest = [value for place, value in enumerate(summed) if place not in own]
@@ -289,15 +279,17 @@ def _multiples(gradient: ir.Value, functions: _Functions) -> dict[ir.Value, Samp
     found = {gradient: np.ones_like(X)}
 
     def factor(node: ir.Node) -> Samples | None:
-        operands = [None if value is None else found.get(value) for value in node.inputs]
-        if node.op_type == "Neg" or (node.op_type in ("Add", "Sub") and all(each is not None for each in operands)):
-            return ELEMENTWISE[node.op_type](*operands)
-        if node.op_type in ("Mul", "Div") and sum(each is not None for each in operands) == 1:
-            if node.op_type == "Div" and operands[0] is None:
-                return None
-            operands = [functions.of(value) if known is None else known for value, known in zip(node.inputs, operands)]
-            return None if any(each is None for each in operands) else ELEMENTWISE[node.op_type](*operands)
-        return None
+        own = [value is not None and value in found for value in node.inputs]
+        if node.op_type in ("Add", "Sub", "Neg"):
+            is_linear = all(own)
+        else:
+            is_linear = sum(own) == 1 and (node.op_type == "Mul" or (node.op_type == "Div" and own[0]))
+        operands = [
+            found[value] if is_own else functions.of(value) for value, is_own in zip(node.inputs, own, strict=True)
+        ]
+        if not is_linear or any(each is None for each in operands):
+            return None
+        return ELEMENTWISE[node.op_type](*operands)
 
     pending = [gradient]
     while pending:
@@ -310,14 +302,14 @@ def _multiples(gradient: ir.Value, functions: _Functions) -> dict[ir.Value, Samp
     return found
 
 
-def _sums(multiples: Mapping[ir.Value, Samples]) -> Iterator[ir.Node]:
-    """The sums that have some of the values among their terms; not those that are terms themselves."""
+def _sums(multiples: Mapping[ir.Value, Samples], graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+    """The sums in a graph that have some of the values among their terms; not those that are terms themselves."""
     found: set[ir.Node] = set()
     for value in multiples:
         for user, _ in value.uses():
             while is_sum(user) and is_term(user.outputs[0]):
                 user = user.outputs[0].uses()[0].node
-            if is_sum(user) and user not in found:
+            if is_sum(user) and user.graph is graph and user not in found:
                 found.add(user)
                 yield user
 
@@ -339,18 +331,16 @@ class _Replacement:
     domain: str = ""
     added: Sequence[ir.Value] = ()
 
-    def apply(self) -> None:
-        node = self.value.producer()
-        assert node is not None
-        nodes = [ir.node(self.op_type, self.inputs, dict(self.attributes), domain=self.domain)]
+    def nodes(self) -> list[ir.Node]:
+        made = [ir.node(self.op_type, self.inputs, dict(self.attributes), domain=self.domain)]
         for other in self.added:
-            last = nodes[-1].outputs[0]
+            last = made[-1].outputs[0]
             last.shape, last.type = self.value.shape, self.value.type
-            nodes.append(ir.node("Add", [last, other]))
-        replace_node(node, *nodes)
+            made.append(ir.node("Add", [last, other]))
+        return made
 
 
-def _dead(replacements: Sequence[_Replacement]) -> set[ir.Node]:
+def _unneeded(replacements: Sequence[_Replacement]) -> set[ir.Node]:
     """The nodes that nothing needs once values are replaced."""
     replaced = {replacement.value for replacement in replacements}
     needed = {value for replacement in replacements for value in (*replacement.inputs, *replacement.added)}
