@@ -266,12 +266,19 @@ def test_branches(before: str, inside: str, is_found: bool) -> None:
 
 
 def test_gradients_in_float64() -> None:
-    """Of the approximation, of whose value onnxruntime has no kernel: only the gradient is one node."""
+    """Of the approximation, of whose value onnxruntime has no kernel: only the gradient is one node.
+
+    At infinity, and where x**3 is, it is the limit.
+    """
     x = torch.linspace(-9, 9, 101, dtype=torch.float64).requires_grad_()
     network = nn.PReLU().double()
     capture = gradients(network, lambda network, x: _of_tanh(network(x)).sum(), (x,))
     nodes = Counter(node.op_type for node in capture.model.graph.node)
     assert nodes["GeluBackwardV2"] == nodes["Tanh"] == 1
-    (got,) = onnx_ops.InferenceSession(capture.model).run(["grad.x"], capture.state | {"x": x.detach().numpy()})
+    session = onnx_ops.InferenceSession(capture.model)
+    (got,) = session.run(["grad.x"], capture.state | {"x": x.detach().numpy()})
     (wanted,) = torch.autograd.grad(_approximated(network(x)).sum(), x)
     np.testing.assert_allclose(got, wanted.numpy(), rtol=0, atol=1e-14)
+    limits = np.resize([np.inf, 1e200, -1e200, -np.inf], 101)
+    (got,) = session.run(["grad.x"], capture.state | {"x": limits})
+    np.testing.assert_array_equal(got, limits > 0)
