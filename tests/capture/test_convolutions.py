@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import captures
 import numpy as np
 import pytest
 import torch
@@ -134,6 +135,40 @@ def test_more_channels(dtype: torch.dtype) -> None:
         nn.ConvTranspose2d(20, 11, 3, 2, 1, output_padding=1),
     ).to(dtype)
     compare(network, torch.randn(3, 9, 12, 11, dtype=dtype), OFF[dtype], 0, 0, transposed=True, convolutions=2)
+
+
+@pytest.mark.parametrize("dtype", OFF, ids=str)
+def test_patches(dtype: torch.dtype) -> None:
+    """Windows that tile an image, with a rest at the end, are reshaped for the gradient of the weights."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, (2, 3), (2, 3)), nn.Tanh(), nn.ConvTranspose2d(4, 3, 2, 2, output_padding=(1, 0))
+    ).to(dtype)
+    capture = compare(network, torch.randn(2, 3, 7, 8, dtype=dtype), OFF[dtype], 0, 0, transposed=True)
+    if dtype is torch.float32:
+        assert "Concat" not in {node.op_type for node in capture.model.graph.node}
+    volume = nn.Sequential(nn.Conv3d(2, 3, 2, 2, bias=False), nn.Tanh(), nn.Flatten(1), nn.Unflatten(1, (3, -1)))
+    compare(volume.to(dtype), torch.randn(2, 2, 4, 5, 2, dtype=dtype), OFF[dtype], 0, 0)
+
+
+def test_patches_of_dynamic_images() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, 3), nn.Tanh(), nn.ConvTranspose2d(4, 5, 2, 2))
+    sizes = torch.export.Dim("N"), torch.export.Dim("H", min=3), torch.export.Dim("W", min=3)
+    capture = captures.gradients(
+        network,
+        lambda network, x: network(x).square().mean(),
+        (torch.randn(2, 3, 7, 9),),
+        dynamic_shapes=(dict(zip((0, 2, 3), sizes, strict=True)),),
+    )
+    session = onnx_ops.InferenceSession(capture.model)
+    for shape in ((2, 3, 7, 9), (1, 3, 3, 5), (3, 3, 12, 8)):
+        x = torch.randn(shape)
+        wanted = torch.autograd.grad(network(x).square().mean(), list(network.parameters()))
+        names = [f"grad.{name}" for name, _ in network.named_parameters()]
+        for name, got, tensor in zip(names, session.run(names, capture.state | {"x": x.numpy()}), wanted, strict=True):
+            scale = float(tensor.abs().max())
+            np.testing.assert_allclose(got, tensor.numpy(), rtol=0, atol=OFF[torch.float32] * scale, err_msg=name)
 
 
 class OwnWeights(nn.Module):

@@ -46,6 +46,11 @@ class Window:
         return alone and self.groups == 1
 
     @property
+    def is_tiling(self) -> bool:
+        """Whether windows are next to one another, as those of patches."""
+        return self.kernel == self.stride and not any(self.padding) and all(d == 1 for d in self.dilation)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The attributes of this domain's operators."""
         return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "groups": self.groups}
@@ -335,6 +340,9 @@ def _by_weight(grad: Any, x: Any, window: Window) -> Any:
         product = op.MatMul(op.Transpose(_pixels(grad), perm=[1, 0]), _pixels(x))
         return op.Reshape(product, integers([outputs, inputs, *window.kernel]))
     axes = list(range(2, window.rank + 2))
+    if groups == 1 and window.is_tiling and inputs > 0:
+        rows = op.Reshape(op.Transpose(grad, perm=[1, 0, *axes]), integers([outputs, -1]))
+        return op.Reshape(op.MatMul(rows, _patches(x, window, out)), integers([outputs, inputs, *window.kernel]))
     if groups == 1 and inputs <= FEW_CHANNELS:
         seen = taps(_padded(x, window), axes, window.kernel, window.stride, window.dilation, out)
         columns = op.Concat(*(op.Unsqueeze(tap, integers([2])) for tap in seen), axis=2)
@@ -360,6 +368,22 @@ def _by_weight(grad: Any, x: Any, window: Window) -> Any:
         columns = op.Transpose(op.Reshape(tap, integers([groups, per_group, -1])), perm=[0, 2, 1])
         products.append(op.Unsqueeze(op.MatMul(rows, columns), integers([3])))
     return op.Reshape(op.Concat(*products, axis=3), integers([outputs, per_group, *window.kernel]))
+
+
+def _patches(x: Any, window: Window, out: Extent) -> Any:
+    """What each of the `out` windows that tile an image sees of it, (windows of all samples, elements of a window)."""
+    channels, covered = sizes(x)[1], out.times(window.kernel)
+    if covered.numbers is None or covered.numbers != sizes(x)[2:]:
+        x = _cut(x, covered, window.rank)
+    if out.numbers is None:
+        kernel = integers(window.kernel)
+        pairs = op.Concat(*(op.Unsqueeze(each, integers([1])) for each in (out.value, kernel)), axis=1)
+        shape = op.Concat(integers([0, 0]), op.Reshape(pairs, integers([-1])), axis=0)
+    else:
+        shape = integers([0, 0, *itertools.chain(*zip(out.numbers, window.kernel, strict=True))])
+    places, elements = range(2, 2 * window.rank + 2, 2), range(3, 2 * window.rank + 3, 2)
+    patches = op.Transpose(op.Reshape(x, shape), perm=[0, *places, 1, *elements])
+    return op.Reshape(patches, integers([-1, channels * math.prod(window.kernel)]))
 
 
 def _is_depthwise(window: Window, channels: int) -> bool:
