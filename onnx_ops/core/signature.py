@@ -22,12 +22,14 @@ class Default:
         value: of all elements.
         like: a required input whose shape the default has; None for a scalar, where the input broadcasts.
         axis: the only axis of `like` that the default has; None for all of them.
+        shape: a required attribute that is its shape, instead of `like`.
         dtype_of: a required input whose dtype the default has; None where its dtype does not matter.
     """
 
     value: float
     like: str | None = None
     axis: int | None = None
+    shape: str | None = None
     dtype_of: str | None = None
 
 

@@ -39,7 +39,7 @@ def materialize_omitted(op: Op, own: Sequence[Site], insertions: Insertions, nam
 
 def _default_type(op: Op, call: Call, name: str) -> TensorType:
     default = op.signature.defaults[name]
-    shape = call.shape(default.like) if default.like else ()
+    shape = call.attributes[default.shape] if default.shape else call.shape(default.like) if default.like else ()
     if default.axis is not None and shape is not None:
         shape = shape[default.axis : default.axis + 1]
     return TensorType(call.dtype(default.dtype_of) if default.dtype_of else _dtype_made(op, name), shape)
@@ -63,17 +63,19 @@ def _default_nodes(op: Op, node: onnx.NodeProto, name: str, default: Default, na
 
     first = next(filter(None, node.output))
     out = names.new(f"{first}_{name}_filled")
-    if default.like is None:
+    if default.like is None and default.shape is None:
         scalar = helper.make_tensor("value", _dtype_made(op, name), [], [default.value])
         made = [helper.make_node("Constant", [], [out], value=scalar)]
     else:
         shape = names.new(f"{out}_shape")
-        span: dict[str, Any] = {} if default.axis is None else {"start": default.axis, "end": default.axis + 1}
+        if default.like is None:
+            sizes = next(helper.get_attribute_value(a) for a in node.attribute if a.name == default.shape)
+            made = [helper.make_node("Constant", [], [shape], value_ints=sizes)]
+        else:
+            span: dict[str, Any] = {} if default.axis is None else {"start": default.axis, "end": default.axis + 1}
+            made = [helper.make_node("Shape", [given(default.like)], [shape], **span)]
         value = helper.make_tensor("value", TensorProto.FLOAT, [1], [default.value])
-        made = [
-            helper.make_node("Shape", [given(default.like)], [shape], **span),
-            helper.make_node("ConstantOfShape", [shape], [out], value=value),
-        ]
+        made.append(helper.make_node("ConstantOfShape", [shape], [out], value=value))
     if default.dtype_of:
         made.append(helper.make_node("CastLike", [out, given(default.dtype_of)], [names.new(f"{out}_cast")]))
     return made

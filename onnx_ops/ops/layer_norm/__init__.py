@@ -1,0 +1,1 @@
+"""Gradient of layer normalization."""

@@ -1,0 +1,469 @@
+"""LayerNormBackward: gradients of layer normalization by its input, weight and bias."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from onnx.defs import OpSchema
+
+from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
+from onnx_ops.core.op import Example, Op
+from onnx_ops.core.schema import required_attribute
+from onnx_ops.core.signature import Default, Input, Output, OutputType, Signature
+from onnx_ops.core.types import MAX_RANK, Shape, TensorType
+from onnx_ops.graph.builder import Value
+from onnx_ops.loops.loop import Layout, Tasks
+from onnx_ops.loops.memory import (
+    DOUBLE,
+    address_of,
+    allocate,
+    array_at,
+    copy_bytes,
+    free,
+    item_size,
+    number_at,
+    read_numbers,
+    read_row,
+    record_at,
+    setting,
+    size_of,
+    whole_lines,
+    write_numbers,
+    write_row,
+)
+from onnx_ops.loops.primitives import add_any_order, ceil_divide, helper, like, wide
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of, record_of
+from onnx_ops.loops.shapes import give_shape, same_shape, volume
+from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.references import rounded
+
+PARAMETERS = OutputType("The type of `weight`, or of `grad_out` if it is omitted.", inputs=("grad_out", "weight"))
+SIGNATURE = Signature(
+    "LayerNormBackward",
+    """
+Gradients of layer normalization (aclnnLayerNormBackward; a node omits the outputs that its outputMask leaves out).
+
+    normal      = (input - mean) * rstd
+    scaled      = grad_out * weight
+    grad_input  = (scaled - mean of scaled - normal * mean of scaled * normal) * rstd
+    grad_weight = sum of grad_out * normal
+    grad_bias   = sum of grad_out
+
+The means are over the normalized axes, the last ones, whose sizes are `normalized_shape`; the sums are over the others.
+ONNX's LayerNormalization has `mean` and `rstd` as its outputs Mean and InvStdDev.
+
+Shapes: `grad_out`, `input` and `grad_input` (A1, ..., Ai, R1, ..., Rj) of rank 1 to 8, where (R1, ..., Rj) is
+`normalized_shape`, j >= 1; `mean` and `rstd` (A1, ..., Ai, 1, ..., 1); `weight`, `grad_weight` and `grad_bias`
+(R1, ..., Rj).
+
+Dtypes: `grad_out` and `input` have one dtype, and so do `mean` and `rstd`; each is float16, bfloat16, float or double,
+like that of `weight`. `grad_input` has the dtype of `grad_out`; `grad_weight` and `grad_bias` that of `weight`, or of
+`grad_out` if it is omitted. Computed in double if an input is double, else in float, except that sums over rows are in
+float for four rows, and over these sums in double. Rounded once. The order of summation is fixed and does not depend on
+the number of threads.
+
+Edge rules: each output may be omitted, but not all of them. NaN and infinities propagate as in the formula. Without
+rows, `grad_weight` and `grad_bias` are 0.
+
+Without a kernel: all sums are in one dtype, in the order of the runtime's ReduceSum. Shapes known only at run time are
+not checked.
+""",
+    inputs=(
+        Input("grad_out", "Gradient of the loss with respect to the output of layer normalization."),
+        Input("input", "Input of layer normalization.", like="grad_out"),
+        Input("mean", "Mean of `input` over the normalized axes, (A1, ..., Ai, 1, ..., 1)."),
+        Input("rstd", "1 / sqrt(variance + epsilon) of `input` over the normalized axes.", like="mean"),
+        Input(
+            "weight",
+            "Scale of each normalized element, (R1, ..., Rj).",
+            default=Default(1.0, shape="normalized_shape", dtype_of="grad_out"),
+        ),
+    ),
+    outputs=(
+        Output("grad_input", "Gradient of the loss with respect to `input`.", "grad_out", optional=True),
+        Output("grad_weight", "Gradient of the loss with respect to `weight`.", PARAMETERS, optional=True),
+        Output("grad_bias", "Gradient of the loss with respect to the bias.", PARAMETERS, optional=True),
+    ),
+    attributes=(
+        required_attribute("normalized_shape", OpSchema.AttrType.INTS, "Sizes of the normalized axes, the last ones."),
+    ),
+)
+
+
+def reference(
+    grad_out: np.ndarray,
+    input: np.ndarray,
+    mean: np.ndarray,
+    rstd: np.ndarray,
+    weight: np.ndarray | None = None,
+    *,
+    normalized_shape: Sequence[int],
+    dtype: npt.DTypeLike | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """NumPy definition, computed in float64.
+
+    Args:
+        grad_out, input: floating arrays of one shape, (..., *normalized_shape).
+        mean, rstd: floating arrays (..., 1, ..., 1).
+        weight: floating array of shape `normalized_shape`, or None.
+        normalized_shape: sizes of the last axes.
+        dtype: dtype of the results instead of those of the outputs.
+
+    Returns:
+        grad_input, grad_weight and grad_bias.
+    """
+    parameter = (input if weight is None else weight).dtype
+    first = input.ndim - len(normalized_shape)
+    normalized, others = tuple(range(first, input.ndim)), tuple(range(first))
+    count = max(math.prod(normalized_shape), 1)
+    grad, inverse = grad_out.astype(np.float64), rstd.astype(np.float64)
+    with np.errstate(all="ignore"):
+        normal = (input.astype(np.float64) - mean.astype(np.float64)) * inverse
+        scaled = grad if weight is None else grad * weight.astype(np.float64)
+        average = scaled.sum(axis=normalized, keepdims=True) / count
+        slope = (scaled * normal).sum(axis=normalized, keepdims=True) / count
+        grad_input = (scaled - average - normal * slope) * inverse
+        grad_weight, grad_bias = (grad * normal).sum(axis=others), grad.sum(axis=others)
+    return (
+        rounded(grad_input, input.dtype, dtype),
+        rounded(grad_weight, parameter, dtype),
+        rounded(grad_bias, parameter, dtype),
+    )
+
+
+# --- the kernel: one task for some rows ------------------------------------------------------------------------------
+#
+# A task adds up its rows' terms of grad_weight and grad_bias, whether or not these are wanted, as memory is read more
+# slowly than that; `finish` adds the sums of the tasks.
+
+GRAD, INPUT, MEAN, RSTD, WEIGHT = range(5)
+BY_INPUT, BY_WEIGHT, BY_BIAS = range(3)
+ATTRIBUTES = attributes_of(SIGNATURE.schema)
+WORK = 1 << 15
+"""Approximate number of elements per task."""
+LEAST_ROWS, MOST_TASKS = 16, 256
+"""Bounds of the memory for the sums of tasks."""
+GROUP = 4
+"""Rows whose terms are added before they are added to the sums of a task."""
+
+
+class Rows(Protocol):
+    """The layout of a run."""
+
+    width: int  # elements of a row: those that are normalized together
+    rows: int
+    step: int  # rows of a task
+
+
+LAYOUT = record_of(Rows)
+
+
+@helper
+def fits(kernel: Kernel, job: Job) -> bool:
+    """Whether the shapes of the inputs fit."""
+    attributes = record_at(kernel.attributes, ATTRIBUTES)
+    rank, count = job.rank[INPUT], attributes.normalized_shape_count
+    if count < 1 or count > rank or not same_shape(job, GRAD, INPUT):
+        return False
+    if job.rank[MEAN] != rank or not same_shape(job, RSTD, MEAN):
+        return False
+    given = kernel.element_type[WEIGHT] != 0
+    if given and job.rank[WEIGHT] != count:
+        return False
+    first = rank - count
+    for axis in range(rank):
+        size = job.dims[INPUT, axis]
+        if job.dims[MEAN, axis] != (size if axis < first else 1):
+            return False
+        if axis >= first and size != setting(attributes.normalized_shape, count, axis - first, 0):
+            return False
+        if axis >= first and given and job.dims[WEIGHT, axis - first] != size:
+            return False
+    return True
+
+
+def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
+    """Write the layout and the shapes of the outputs; returns whether the shapes of the inputs fit."""
+    if not fits(kernel, job):
+        return False
+    layout = record_at(address, LAYOUT)
+    rank = job.rank[INPUT]
+    first = rank - record_at(kernel.attributes, ATTRIBUTES).normalized_shape_count
+    give_shape(job, BY_INPUT, INPUT)
+    for k in range(BY_WEIGHT, BY_BIAS + 1):
+        job.output_rank[k] = rank - first
+        for axis in range(first, rank):
+            job.output_dims[k, axis - first] = job.dims[INPUT, axis]
+    layout.rows, layout.width = volume(job, INPUT, 0, first), volume(job, INPUT, first, rank)
+    step = max(WORK // max(layout.width, 1), ceil_divide(layout.rows, MOST_TASKS))
+    layout.step = max(step, LEAST_ROWS)
+    job.tasks = ceil_divide(layout.rows, layout.step) if layout.width > 0 else 0
+    job.scratch_bytes = whole_lines(size_of(LAYOUT)) + job.tasks * sums_bytes(layout)
+    return True
+
+
+PLAN = Layout(write_layout, LAYOUT.itemsize)
+
+
+@helper
+def sums_bytes(layout: Rows) -> int:
+    """Bytes of the sums of a task: of grad_out * normal, and of grad_out."""
+    return 2 * whole_lines(8 * layout.width)
+
+
+@helper
+def sums_of(job: Job, layout: Rows, task: int, which: int) -> Any:
+    """Sums of a task, float64, in the scratch memory behind the layout: 0 of grad_out * normal, 1 of grad_out."""
+    begin = job.scratch + whole_lines(size_of(LAYOUT)) + task * sums_bytes(layout)
+    return array_at(begin + which * whole_lines(8 * layout.width), layout.width, np.float64)
+
+
+@helper
+def read_as(kernel: Kernel, source: int, element_type: int, count: int, target: Any, dtype: Any) -> None:
+    """Convert elements at an address to a computing dtype that holds them."""
+    if size_of(dtype) == item_size(DOUBLE):
+        read_numbers(kernel.read, source, element_type, count, address_of(target))
+    else:
+        read_row(source, element_type, count, target)
+
+
+@helper
+def write_as(kernel: Kernel, numbers: Any, count: int, target: int, element_type: int, dtype: Any) -> None:
+    """Inverse of `read_as`, rounded once."""
+    if size_of(dtype) == item_size(DOUBLE):
+        write_numbers(kernel.write, address_of(numbers), element_type, count, target)
+    else:
+        write_row(numbers, element_type, count, target)
+
+
+# The statistics of GROUP rows: their means, inverse deviations, averages (of scaled gradients), and slopes (averages of
+# their products with the normalized elements).
+
+
+@helper
+def add_group(grad: Any, x: Any, weight: Any, width: int, statistics: Any, by_weight: Any, by_bias: Any) -> None:
+    """Compute the averages and slopes of GROUP rows, and add their terms to the sums of the task."""
+    b, c, d = width, 2 * width, 3 * width
+    mean_a, mean_b, mean_c, mean_d = statistics[0], statistics[1], statistics[2], statistics[3]
+    inverse_a, inverse_b, inverse_c, inverse_d = statistics[4], statistics[5], statistics[6], statistics[7]
+    average_a, average_b, average_c, average_d = like(0, mean_a), like(0, mean_a), like(0, mean_a), like(0, mean_a)
+    slope_a, slope_b, slope_c, slope_d = like(0, mean_a), like(0, mean_a), like(0, mean_a), like(0, mean_a)
+    for i in range(width):
+        factor = weight[i]
+        grad_a, grad_b, grad_c, grad_d = grad[i], grad[b + i], grad[c + i], grad[d + i]
+        product_a = grad_a * ((x[i] - mean_a) * inverse_a)
+        product_b = grad_b * ((x[b + i] - mean_b) * inverse_b)
+        product_c = grad_c * ((x[c + i] - mean_c) * inverse_c)
+        product_d = grad_d * ((x[d + i] - mean_d) * inverse_d)
+        average_a, slope_a = add_any_order(average_a, grad_a * factor), add_any_order(slope_a, product_a * factor)
+        average_b, slope_b = add_any_order(average_b, grad_b * factor), add_any_order(slope_b, product_b * factor)
+        average_c, slope_c = add_any_order(average_c, grad_c * factor), add_any_order(slope_c, product_c * factor)
+        average_d, slope_d = add_any_order(average_d, grad_d * factor), add_any_order(slope_d, product_d * factor)
+        by_weight[i] += wide((product_a + product_b) + (product_c + product_d))
+        by_bias[i] += wide((grad_a + grad_b) + (grad_c + grad_d))
+    count = like(width, mean_a)
+    statistics[8], statistics[9], statistics[10], statistics[11] = (
+        average_a / count, average_b / count, average_c / count, average_d / count,
+    )  # fmt: skip
+    statistics[12], statistics[13], statistics[14], statistics[15] = (
+        slope_a / count, slope_b / count, slope_c / count, slope_d / count,
+    )  # fmt: skip
+
+
+@helper
+def add_row(
+    grad: Any, x: Any, at: int, weight: Any, width: int, statistics: Any, k: int, by_weight: Any, by_bias: Any
+) -> None:
+    """`add_group` for one row, which begins at index `at`."""
+    mean, inverse = statistics[k], statistics[GROUP + k]
+    average, slope = like(0, mean), like(0, mean)
+    for i in range(width):
+        product = grad[at + i] * ((x[at + i] - mean) * inverse)
+        average = add_any_order(average, grad[at + i] * weight[i])
+        slope = add_any_order(slope, product * weight[i])
+        by_weight[i] += wide(product)
+        by_bias[i] += wide(grad[at + i])
+    count = like(width, mean)
+    statistics[2 * GROUP + k], statistics[3 * GROUP + k] = average / count, slope / count
+
+
+@helper
+def differentiate(grad: Any, x: Any, at: int, weight: Any, width: int, statistics: Any, k: int, out: Any) -> None:
+    """Write the gradient of a row."""
+    mean, inverse = statistics[k], statistics[GROUP + k]
+    average, slope = statistics[2 * GROUP + k], statistics[3 * GROUP + k]
+    for i in range(width):
+        normal = (x[at + i] - mean) * inverse
+        out[i] = (grad[at + i] * weight[i] - average - normal * slope) * inverse
+
+
+def task(job: Job, number: int, dtype: Any) -> None:
+    """Some rows, computed in this dtype."""
+    kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
+    width, element_type, statistics_type = layout.width, kernel.element_type[GRAD], kernel.element_type[MEAN]
+    size, weight_type = item_size(element_type), kernel.element_type[WEIGHT]
+    direct, in_place = size == size_of(dtype), job.in_place != 0
+    converted = 0 if direct else GROUP * width
+    memory, weight, statistics, grad_rows, x_rows, result = allocate(
+        (width, dtype), (4 * GROUP, dtype), (converted, dtype), (converted, dtype), (width, dtype)
+    )
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    if weight_type != 0:
+        read_as(kernel, job.data[WEIGHT], weight_type, width, weight, dtype)
+    else:
+        for i in range(width):
+            weight[i] = like(1, weight[0])
+    by_weight, by_bias = sums_of(job, layout, number, 0), sums_of(job, layout, number, 1)
+    for i in range(width):
+        by_weight[i], by_bias[i] = 0.0, 0.0
+    begin = number * layout.step
+    end = min(begin + layout.step, layout.rows)
+    for first in range(begin, end, GROUP):
+        count, at = min(GROUP, end - first), first * width * size
+        grad, x = grad_rows, x_rows
+        if direct:
+            grad = array_at(job.data[GRAD] + at, count * width, dtype)
+            x = array_at(job.data[INPUT] + at, count * width, dtype)
+        else:
+            read_as(kernel, job.data[GRAD] + at, element_type, count * width, grad_rows, dtype)
+            read_as(kernel, job.data[INPUT] + at, element_type, count * width, x_rows, dtype)
+        for k in range(count):
+            statistics[k] = like(number_at(job.data[MEAN], statistics_type, first + k), weight[0])
+            statistics[GROUP + k] = like(number_at(job.data[RSTD], statistics_type, first + k), weight[0])
+        if count == GROUP:
+            add_group(grad, x, weight, width, statistics, by_weight, by_bias)
+        for k in range(count):
+            place = k * width
+            if count < GROUP:
+                add_row(grad, x, place, weight, width, statistics, k, by_weight, by_bias)
+            if job.output[BY_INPUT] == 0:
+                continue
+            target = job.output[BY_INPUT] + at + place * size
+            out = result
+            if direct and not in_place:
+                out = array_at(target, width, dtype)
+            differentiate(grad, x, place, weight, width, statistics, k, out)
+            if not direct:
+                write_as(kernel, result, width, target, element_type, dtype)
+            elif in_place:  # LLVM's vectors are not used where memory overlaps
+                copy_bytes(address_of(result), target, width * size)
+    free(memory)
+
+
+def finish(kernel: Kernel, job: Job) -> None:
+    """Add the sums of the tasks."""
+    layout = record_at(job.scratch, LAYOUT)
+    width = layout.width
+    memory, totals = allocate((width, np.float64))
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    for k in range(BY_WEIGHT, BY_BIAS + 1):
+        if job.output[k] == 0:
+            continue
+        for i in range(width):
+            totals[i] = 0.0
+        for number in range(job.tasks):
+            sums = sums_of(job, layout, number, k - BY_WEIGHT)
+            for i in range(width):
+                totals[i] += sums[i]
+        write_numbers(kernel.write, address_of(totals), kernel.output_type[k], width, job.output[k])
+    free(memory)
+
+
+def kernel(call: Call) -> Tasks:
+    pairs = (("grad_out", "grad_input"), ("input", "grad_input"))
+    return Tasks(PLAN, task, finish=finish, compute=computing_type(call), in_place=pairs)
+
+
+# --- the function body -----------------------------------------------------------------------------------------------
+
+
+def body(b: Body) -> None:
+    """Of rows: (A1 * ... * Ai, R1 * ... * Rj)."""
+    x, grad, mean = b.load("input"), b.load("grad_out"), b.load("mean")
+    shape = b.value_of("normalized_shape")
+    width = b.op("ReduceProd", shape, name="width", keepdims=1)
+    rows = b.op("Reshape", b.op("Size", mean), [1], name="row_count")
+    matrix, column = b.op("Concat", rows, width, axis=0), b.op("Concat", rows, [1], axis=0)
+
+    def reshaped(value: Value, shape: Value, name: str) -> Value:
+        return b.op("Reshape", value, shape, name=name, allowzero=1)
+
+    inverse = reshaped(b.load("rstd"), column, "inverse")
+    centred = (reshaped(x, matrix, "rows") - reshaped(mean, column, "means")).named("centred")
+    normal = (centred * inverse).named("normal")
+    grads = reshaped(grad, matrix, "grads")
+    if b.wants("grad_input"):
+        scaled = grads
+        if b.has("weight"):
+            scaled = (grads * b.op("Reshape", b.load("weight"), [-1], name="weights")).named("scaled")
+        count = b.op("Max", width, 1).cast(b.compute).named("count")
+
+        def average(value: Value, name: str) -> Value:
+            return (b.op("ReduceSum", value, [1], name=f"{name}_sum", keepdims=1) / count).named(name)
+
+        projected = (normal * average((scaled * normal).named("products"), "slope")).named("projected")
+        result = ((scaled - average(scaled, "average") - projected) * inverse).named("by_input")
+        b.store("grad_input", reshaped(result, b.op("Shape", x), "grad_of_input"), "grad_out")
+    parameter = "weight" if b.has("weight") else "grad_out"
+    if b.wants("grad_weight"):
+        terms = (grads * normal).named("weight_terms")
+        total = b.op("ReduceSum", terms, [0], name="weight_sum", keepdims=0)
+        b.store("grad_weight", reshaped(total, shape, "grad_of_weight"), parameter)
+    if b.wants("grad_bias"):
+        total = b.op("ReduceSum", grads, [0], name="bias_sum", keepdims=0)
+        b.store("grad_bias", reshaped(total, shape, "grad_of_bias"), parameter)
+
+
+def infer(call: Call) -> tuple[TensorType, ...]:
+    normalized: Shape = call.attributes["normalized_shape"]
+    if not 1 <= len(normalized) <= MAX_RANK:
+        raise call.error(f"attribute 'normalized_shape' is {normalized}, expected sizes of 1 to {MAX_RANK} axes")
+    call.check_range("normalized_shape", 0)
+    call.same_shape("grad_out", call.shape("input"), "the shape of 'input'")
+    known = next((shape for name in ("input", "grad_out") if (shape := call.shape(name)) is not None), None)
+    if known is not None:
+        first = len(known) - len(normalized)
+        leading = known[: max(first, 0)]
+        expected = (*leading, *normalized)
+        call.same_shape("input", expected, "whose last sizes are the attribute 'normalized_shape'")
+        call.same_shape("grad_out", expected, "whose last sizes are the attribute 'normalized_shape'")
+        for name in ("mean", "rstd"):
+            call.same_shape(name, (*leading, *[1] * len(normalized)), "the shape of 'input' with 1 for normalized axes")
+    else:
+        call.same_shape("rstd", call.shape("mean"), "the shape of 'mean'")
+    call.same_shape("weight", normalized, "the attribute 'normalized_shape'")
+    parameters = TensorType(call.dtype("weight" if call.present("weight") else "grad_out"), normalized)
+    return TensorType(call.dtype("grad_out"), known), parameters, parameters
+
+
+OP = Op(
+    SIGNATURE,
+    infer,
+    kernel,
+    reference,
+    body,
+    Example(
+        {
+            "grad_out": [[1.0, 3.0, 2.0, 2.0], [0.0, 4.0, 0.0, 0.0]],
+            "input": [[2.0, 6.0, 6.0, 2.0], [1.0, 3.0, 1.0, 3.0]],
+            "mean": [[4.0], [2.0]],
+            "rstd": [[0.5], [1.0]],
+            "weight": [2.0, 1.0, 1.0, 2.0],
+        },
+        {
+            "grad_input": [[-0.5, 0.25, -0.25, 0.5], [0.0, 2.0, 0.0, -2.0]],
+            "grad_weight": [-1.0, 7.0, 2.0, -2.0],
+            "grad_bias": [1.0, 7.0, 2.0, 2.0],
+        },
+        {"normalized_shape": [4]},
+    ),
+)
