@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from onnx_ops.torch.base.nodes import double, integers, op
-from onnx_ops.torch.base.table import computes_float64, decomposed_by_pytorch, replaces
+from onnx_ops.torch.base.nodes import aclnn, double, integers, op
+from onnx_ops.torch.base.table import computes_float64, decomposed_by_pytorch, decomposes, replaces, translates
 from onnx_ops.torch.base.transforms import within_transforms
 from onnx_ops.torch.operators.function_transforms import batch_norm, group_norm
 
@@ -21,9 +22,31 @@ decomposed_by_pytorch(
     aten.native_group_norm.default,
     aten.native_group_norm_backward.default,
     aten.native_layer_norm.default,
-    aten.native_layer_norm_backward.default,
     only=torch.float64,
 )
+
+
+@decomposes(aten.native_layer_norm_backward.default)
+def _with_dynamic_shape(grad_out: Tensor, input: Tensor, normalized_shape: Sequence[int], *rest: Any) -> Any:
+    """PyTorch's decomposition, where normalized axes are dynamic: sizes are attributes of the op."""
+    if all(isinstance(size, int) for size in normalized_shape):
+        return NotImplemented
+    decomposition = torch._decomp.decomposition_table[aten.native_layer_norm_backward.default]
+    return decomposition(grad_out, input, normalized_shape, *rest)
+
+
+@translates(aten.native_layer_norm_backward.default)
+def _layer_norm_backward(
+    grad_out: Any,
+    input: Any,
+    normalized_shape: Sequence[int],
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    bias: Any,
+    output_mask: Sequence[bool],
+) -> tuple[Any, ...]:
+    return aclnn.LayerNormBackward(grad_out, input, mean, rstd, weight, normalized_shape=list(normalized_shape))
 
 
 def _moments(x: Any, axes: list[int]) -> tuple[Any, Any, Any]:

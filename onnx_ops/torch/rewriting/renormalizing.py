@@ -1,8 +1,8 @@
-"""Results of layer normalization, computed again in the backward pass from what it keeps of them in any case.
+"""Results of layer normalization, computed again in the backward pass from what it keeps in any case.
 
 The gradient of the weight of a linear layer reads the layer's input, which is often such a result. The gradient of the
-normalization reads its input, mean and 1 / standard deviation, and computes the normalized values from them; their
-products with the weight, plus the bias, are that result. So it need not be in memory from the forward pass on.
+normalization reads its input, of which one more LayerNormalization computes that result. So the result need not be in
+memory from the forward pass on.
 """
 
 from __future__ import annotations
@@ -28,34 +28,31 @@ def renormalize(model: ir.Model) -> None:
 
 
 def _renormalize(node: ir.Node, forward: Collection[ir.Node]) -> None:
-    result, graph = node.outputs[0], node.graph
+    value, result, graph = node.inputs[0], node.outputs[0], node.graph
     uses = list(_later_uses(result, forward))
-    formula = _normalized(node)
-    if not uses or formula is None or result.shape is None or not may_have(result.shape, MIN_ELEMENTS):
+    if not uses or value is None or result.shape is None or not may_have(result.shape, MIN_ELEMENTS):
         return
     assert isinstance(graph, ir.Graph)
     places = {other: place for place, other in enumerate(graph)}
     first = min((user for _, user, _ in uses), key=places.__getitem__)
-    if places[formula[-1]] > places[first]:
-        graph.remove(formula)
-        graph.insert_before(first, formula)
+    if all(places[user] < places[first] for user in value.consumers()):
+        return
 
-    def new(op_type: str, *inputs: ir.Value | None, like: ir.Node = node) -> ir.Value:
-        made = ir.node(op_type, inputs, like.attributes if op_type == like.op_type else None)
+    def new(like: ir.Node, *inputs: ir.Value | None, **attributes: int) -> ir.Value:
+        made = ir.node(like.op_type, inputs, {**like.attributes, **attributes})
         made.outputs[0].shape, made.outputs[0].type = like.outputs[0].shape, like.outputs[0].type
         graph.insert_before(first, made)
         return made.outputs[0]
 
-    again = new("Mul", formula[-1].outputs[0], node.inputs[1])
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
-        again = new("Add", again, node.inputs[2])
-    computed = {result: again}
+    # The axis counted from the other end: onnxruntime would make one node of two that are equal.
+    axis, rank = node.attributes.get_int("axis", -1), len(result.shape)
+    computed = {result: new(node, *node.inputs, axis=axis + rank if axis < 0 else axis - rank)}
     for views, user, place in uses:
         for view in views:
             if view.outputs[0] not in computed:
                 source, *shape = view.inputs
                 assert source is not None
-                computed[view.outputs[0]] = new("Reshape", computed[source], *shape, like=view)
+                computed[view.outputs[0]] = new(view, computed[source], *shape)
         user.replace_input_with(place, computed[views[-1].outputs[0] if views else result])
 
 
@@ -83,17 +80,3 @@ def _later_uses(
             yield views, user, place
         elif user.domain == "" and user.op_type == "Reshape" and place == 0:
             yield from _later_uses(user.outputs[0], forward, (*views, user))
-
-
-def _normalized(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
-    """The nodes that compute (x - mean) * (1 / standard deviation) from the input and the statistics of a node."""
-    if len(node.outputs) < 3:
-        return None
-    value, (_, mean, inverse) = node.inputs[0], node.outputs
-    for centered, _ in mean.uses():
-        if centered.domain == "" and centered.op_type == "Sub" and tuple(centered.inputs) == (value, mean):
-            for scaled, _ in centered.outputs[0].uses():
-                operands = set(scaled.inputs)
-                if scaled.domain == "" and scaled.op_type == "Mul" and operands == {centered.outputs[0], inverse}:
-                    return centered, scaled
-    return None
