@@ -40,6 +40,7 @@ REUSED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "Hardshrink": {"out": ["self"]},
     "HardshrinkBackward": {"grad_input": ["grad_output", "self"]},
     "KlDivBackward": {"out": ["self"]},
+    "GroupNormBackward": {"grad_input": ["grad_out", "input"]},
     "LayerNormBackward": {"grad_input": ["grad_out", "input"]},
     "OptimizationBarrier": {"result": ["operand"]},
     "Silu": {"out": ["self"]},

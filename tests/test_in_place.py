@@ -49,6 +49,7 @@ IN_PLACE: Mapping[str, tuple[Mapping[str, str], ...]] = {
     "KlDiv": ({"out": "self"}, {"out": "target"}),
     "KlDivBackward": ({"out": "grad_output"}, {"out": "self"}, {"out": "target"}),
     "KlDivTargetBackward": ({"grad_target": "grad_output"}, {"grad_target": "self"}, {"grad_target": "target"}),
+    "GroupNormBackward": ({"grad_input": "grad_out"}, {"grad_input": "input"}),
     "LayerNormBackward": ({"grad_input": "grad_out"}, {"grad_input": "input"}),
     "OptimizationBarrier": ({"result": "operand"},),
     "Silu": ({"out": "self"},),

@@ -47,8 +47,9 @@ class Window:
 
     @property
     def is_tiling(self) -> bool:
-        """Whether windows are next to one another, as those of patches."""
-        return self.kernel == self.stride and not any(self.padding) and all(d == 1 for d in self.dilation)
+        """Whether windows of several elements are next to one another, as those of patches."""
+        adjacent = self.kernel == self.stride and not any(self.padding) and all(d == 1 for d in self.dilation)
+        return adjacent and math.prod(self.kernel) > 1
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -20,7 +20,6 @@ aten = torch.ops.aten
 # onnxruntime has no float64 kernels of these.
 decomposed_by_pytorch(
     aten.native_group_norm.default,
-    aten.native_group_norm_backward.default,
     aten.native_layer_norm.default,
     only=torch.float64,
 )
@@ -47,6 +46,22 @@ def _layer_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Any, ...]:
     return aclnn.LayerNormBackward(grad_out, input, mean, rstd, weight, normalized_shape=list(normalized_shape))
+
+
+@translates(aten.native_group_norm_backward.default)
+def _group_norm_backward(
+    grad_out: Any,
+    input: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    samples: Any,
+    channels: Any,
+    places: Any,
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[Any, ...]:
+    return aclnn.GroupNormBackward(grad_out, input, mean, rstd, weight, group=group)
 
 
 def _moments(x: Any, axes: list[int]) -> tuple[Any, Any, Any]:

@@ -1,4 +1,4 @@
-"""Gradients of layer normalization in captured steps, compared with PyTorch."""
+"""Gradients of layer and group normalization in captured steps, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -91,3 +91,29 @@ def test_second_derivatives() -> None:
         return (slope.norm(dim=1) - 1).square().mean()
 
     compared(model, penalty, [torch.randn(4, 6), torch.randn(7, 6)], {0: Dim("N")})
+
+
+class GroupNorms(nn.Module):
+    """Of one group, of several, of one channel each without scales, and of channels without space."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.several, self.last = nn.GroupNorm(1, 6), nn.GroupNorm(3, 6, eps=0.1), nn.GroupNorm(2, 6)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = functional.group_norm(self.several(self.one(x.mT)).sin() + x.mT, 6)
+        return self.last(image[..., 1] + image.sum(-1)).unsqueeze(-1) + image
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_group_norms_by_op(dtype: torch.dtype) -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) * torch.linspace(-1, 2, 5, dtype=x.dtype)).square().mean()
+
+    torch.manual_seed(0)
+    model = GroupNorms().to(dtype)
+    captured = gradients(model, loss, (rows(3).to(dtype),))
+    assert count(captured, "GroupNormBackward") == 4
+    compared(model, loss, [rows(3).to(dtype), rows(1).to(dtype)], {0: Dim("N")})

@@ -1,0 +1,1 @@
+"""Group normalization and its gradients."""
