@@ -464,6 +464,6 @@ OP = Op(
             "grad_weight": [-1.0, 7.0, 2.0, -2.0],
             "grad_bias": [1.0, 7.0, 2.0, 2.0],
         },
-        {"normalized_shape": [4]},
+        {"normalized_shape": (4,)},
     ),
 )
