@@ -43,6 +43,8 @@ REUSED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "GroupNormBackward": {"grad_input": ["grad_out", "input"]},
     "LayerNormBackward": {"grad_input": ["grad_out", "input"]},
     "OptimizationBarrier": {"result": ["operand"]},
+    "RmsNorm": {"y": ["x"]},
+    "RmsNormGrad": {"dx": ["dy", "x"]},
     "Silu": {"out": ["self"]},
     "SiluBackward": {"grad_input": ["grad_output", "self"]},
     "SWhere": {"out": ["self", "other"]},

@@ -52,6 +52,8 @@ IN_PLACE: Mapping[str, tuple[Mapping[str, str], ...]] = {
     "GroupNormBackward": ({"grad_input": "grad_out"}, {"grad_input": "input"}),
     "LayerNormBackward": ({"grad_input": "grad_out"}, {"grad_input": "input"}),
     "OptimizationBarrier": ({"result": "operand"},),
+    "RmsNorm": ({"y": "x"},),
+    "RmsNormGrad": ({"dx": "dy"}, {"dx": "x"}),
     "Silu": ({"out": "self"},),
     "SiluBackward": ({"grad_input": "grad_output"}, {"grad_input": "self"}),
     "SWhere": ({"out": "self"}, {"out": "other"}),

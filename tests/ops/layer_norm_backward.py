@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, with_torch
 from tests.ops._shared.arrays import FLOAT32, FLOAT64, FLOATS, INF, NAN, Shape, normal
+from tests.ops._shared.layer_norm import LEADING, NORMALIZED, ROWS_IN_FLOAT, SHAPES, SIZES, axes
 from tests.ops._shared.numbers import Array, Reals, exact_sum, real
 from tests.ops._shared.record import (
     SUM_LIMITS,
@@ -35,14 +36,6 @@ from tests.ops._shared.record import (
 OP = "LayerNormBackward"
 GRADIENTS = ("grad_input", "grad_weight", "grad_bias")
 WIDE = np.longdouble
-NORMALIZED = (7, 5)
-LEADING: dict[str, Shape] = {"rows": (2, 3), "none": (), "many": (2, 19), "one": (1,)}
-
-
-def axes(rank: int, normalized_shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The normalized axes, and those before them."""
-    first = rank - len(normalized_shape)
-    return tuple(range(first, rank)), tuple(range(first))
 
 
 def _parts(
@@ -115,9 +108,6 @@ def _sizes(call: Call) -> tuple[Array, ...]:
     return tuple(a.astype(np.float64) for a in sums)
 
 
-ROWS_IN_FLOAT = 4
-
-
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array:
     """A rounding for each term of a sum, and five for the products, of a size up to that of the whole sum.
 
@@ -172,18 +162,6 @@ def parameter_dtype(call: Call) -> DType:
     return call.dtype("weight" if "weight" in call.given else "grad_out")
 
 
-SHAPES: dict[str, tuple[Shape, Shape]] = {
-    "vector": ((), (7,)),
-    "wide": ((3,), (5000,)),
-    "tall": ((5000,), (3,)),
-    "rank_8": ((1, 2, 1, 3), (1, 2, 5, 2)),
-    "all_axes": ((), (2, 3, 4, 1)),
-    "single": ((9,), (1,)),
-    "no_rows": ((0, 4), (3,)),
-    "no_elements": ((3,), (0,)),
-    "no_elements_of_two_axes": ((3,), (2, 0)),
-    "nothing": ((0,), (0,)),
-}
 NAMES = ("grad_out", "input", "mean", "rstd", "weight")
 
 
@@ -282,12 +260,6 @@ def frozen(shape: Shape, dtype: DType) -> Call:
     return Call(OP, call.inputs, call.attributes, outputs=("grad_input",))
 
 
-SIZES = {
-    "12544x48": (12544, 48),
-    "3136x256": (3136, 256),
-    "8x197x768": (8, 197, 768),
-    "256x4096": (256, 4096),
-}
 RECORD = Record(
     OP,
     inputs={

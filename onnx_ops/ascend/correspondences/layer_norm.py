@@ -1,4 +1,4 @@
-"""What LayerNormBackward corresponds to in CANN."""
+"""What the ops of `onnx_ops.ops.layer_norm` correspond to in CANN."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from onnx_ops.ascend.records import (
     NO_DOUBLE,
     Aclnn,
     Correspondence,
+    GeAttribute,
+    GeOperator,
     same,
 )
+
+MIXED_GAMMA = "A `gamma` of neither float nor the dtype of `x`."
 
 CORRESPONDENCES = {
     "LayerNormBackward": Correspondence(
@@ -31,5 +35,25 @@ CORRESPONDENCES = {
             ),
         ),
         None,
+    ),
+    "RmsNorm": Correspondence(
+        Aclnn(
+            "RmsNorm",
+            {**same("x", "gamma", "epsilon"), "yOut": "y", "rstdOut": "rstd"},
+            refused=(NO_DOUBLE, MIXED_GAMMA, "A `gamma` without elements."),
+        ),
+        GeOperator("RmsNorm", same("x", "gamma"), same("y", "rstd"), {"epsilon": GeAttribute("Float", "epsilon")}),
+    ),
+    "RmsNormGrad": Correspondence(
+        Aclnn(
+            "RmsNormGrad",
+            {**same("dy", "x", "rstd", "gamma"), "dxOut": "dx", "dgammaOut": "dgamma"},
+            differences=(
+                "dgammaOut is a float for every dtype of `gamma`, whose dtype `dgamma` has.",
+                "The documents give `rstd` the shape (A1, ..., Ai). Here it is that of rstdOut of aclnnRmsNorm.",
+            ),
+            refused=(NO_DOUBLE, MIXED_GAMMA, "An `rstd` of another dtype than float."),
+        ),
+        GeOperator("RmsNormGrad", same("dy", "x", "rstd", "gamma"), same("dx", "dgamma")),
     ),
 }

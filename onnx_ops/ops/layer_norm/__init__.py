@@ -1,1 +1,1 @@
-"""Gradient of layer normalization."""
+"""Layer normalization: its gradient; by the root mean square alone, with its gradient."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,30 +16,29 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import required_attribute
 from onnx_ops.core.signature import Default, Input, Output, OutputType, Signature
 from onnx_ops.core.types import MAX_RANK, Shape, TensorType
-from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Layout, Tasks
-from onnx_ops.loops.memory import (
-    DOUBLE,
-    address_of,
-    allocate,
-    array_at,
-    copy_bytes,
-    free,
-    item_size,
-    number_at,
-    read_numbers,
-    read_row,
-    record_at,
-    setting,
-    size_of,
-    whole_lines,
-    write_numbers,
-    write_row,
-)
-from onnx_ops.loops.primitives import add_any_order, ceil_divide, helper, like, wide
-from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of, record_of
-from onnx_ops.loops.shapes import give_shape, same_shape, volume
+from onnx_ops.loops.memory import allocate, free, item_size, number_at, record_at, setting, size_of
+from onnx_ops.loops.primitives import add_any_order, helper, like, wide
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
+from onnx_ops.loops.shapes import give_shape, same_shape
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.layer_norm._rows import (
+    GROUP,
+    LAYOUT,
+    add_tasks,
+    check_statistic,
+    deliver,
+    destination,
+    divide_rows,
+    elements,
+    is_statistic,
+    read_as,
+    reshaped,
+    row_average,
+    row_shapes,
+    scratch_of_sums,
+    sums_of,
+)
 from onnx_ops.ops.references import rounded
 
 PARAMETERS = OutputType("The type of `weight`, or of `grad_out` if it is omitted.", inputs=("grad_out", "weight"))
@@ -137,30 +136,12 @@ def reference(
 
 
 # --- the kernel: one task for some rows ------------------------------------------------------------------------------
-#
-# A task adds up its rows' terms of grad_weight and grad_bias, whether or not these are wanted, as memory is read more
-# slowly than that; `finish` adds the sums of the tasks.
 
 GRAD, INPUT, MEAN, RSTD, WEIGHT = range(5)
 BY_INPUT, BY_WEIGHT, BY_BIAS = range(3)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
-WORK = 1 << 15
-"""Approximate number of elements per task."""
-LEAST_ROWS, MOST_TASKS = 16, 256
-"""Bounds of the memory for the sums of tasks."""
-GROUP = 4
-"""Rows whose terms are added before they are added to the sums of a task."""
-
-
-class Rows(Protocol):
-    """The layout of a run."""
-
-    width: int  # elements of a row: those that are normalized together
-    rows: int
-    step: int  # rows of a task
-
-
-LAYOUT = record_of(Rows)
+SUMS = 2
+"""Sums of a task: of grad_out * normal, and of grad_out."""
 
 
 @helper
@@ -170,19 +151,17 @@ def fits(kernel: Kernel, job: Job) -> bool:
     rank, count = job.rank[INPUT], attributes.normalized_shape_count
     if count < 1 or count > rank or not same_shape(job, GRAD, INPUT):
         return False
-    if job.rank[MEAN] != rank or not same_shape(job, RSTD, MEAN):
+    first = rank - count
+    if not is_statistic(job, MEAN, INPUT, first) or not same_shape(job, RSTD, MEAN):
         return False
     given = kernel.element_type[WEIGHT] != 0
     if given and job.rank[WEIGHT] != count:
         return False
-    first = rank - count
-    for axis in range(rank):
+    for axis in range(first, rank):
         size = job.dims[INPUT, axis]
-        if job.dims[MEAN, axis] != (size if axis < first else 1):
+        if size != setting(attributes.normalized_shape, count, axis - first, 0):
             return False
-        if axis >= first and size != setting(attributes.normalized_shape, count, axis - first, 0):
-            return False
-        if axis >= first and given and job.dims[WEIGHT, axis - first] != size:
+        if given and job.dims[WEIGHT, axis - first] != size:
             return False
     return True
 
@@ -199,46 +178,12 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
         job.output_rank[k] = rank - first
         for axis in range(first, rank):
             job.output_dims[k, axis - first] = job.dims[INPUT, axis]
-    layout.rows, layout.width = volume(job, INPUT, 0, first), volume(job, INPUT, first, rank)
-    step = max(WORK // max(layout.width, 1), ceil_divide(layout.rows, MOST_TASKS))
-    layout.step = max(step, LEAST_ROWS)
-    job.tasks = ceil_divide(layout.rows, layout.step) if layout.width > 0 else 0
-    job.scratch_bytes = whole_lines(size_of(LAYOUT)) + job.tasks * sums_bytes(layout)
+    divide_rows(layout, job, INPUT, first)
+    scratch_of_sums(layout, job, SUMS)
     return True
 
 
 PLAN = Layout(write_layout, LAYOUT.itemsize)
-
-
-@helper
-def sums_bytes(layout: Rows) -> int:
-    """Bytes of the sums of a task: of grad_out * normal, and of grad_out."""
-    return 2 * whole_lines(8 * layout.width)
-
-
-@helper
-def sums_of(job: Job, layout: Rows, task: int, which: int) -> Any:
-    """Sums of a task, float64, in the scratch memory behind the layout: 0 of grad_out * normal, 1 of grad_out."""
-    begin = job.scratch + whole_lines(size_of(LAYOUT)) + task * sums_bytes(layout)
-    return array_at(begin + which * whole_lines(8 * layout.width), layout.width, np.float64)
-
-
-@helper
-def read_as(kernel: Kernel, source: int, element_type: int, count: int, target: Any, dtype: Any) -> None:
-    """Convert elements at an address to a computing dtype that holds them."""
-    if size_of(dtype) == item_size(DOUBLE):
-        read_numbers(kernel.read, source, element_type, count, address_of(target))
-    else:
-        read_row(source, element_type, count, target)
-
-
-@helper
-def write_as(kernel: Kernel, numbers: Any, count: int, target: int, element_type: int, dtype: Any) -> None:
-    """Inverse of `read_as`, rounded once."""
-    if size_of(dtype) == item_size(DOUBLE):
-        write_numbers(kernel.write, address_of(numbers), element_type, count, target)
-    else:
-        write_row(numbers, element_type, count, target)
 
 
 # The statistics of GROUP rows: their means, inverse deviations, averages (of scaled gradients), and slopes (averages of
@@ -306,9 +251,8 @@ def task(job: Job, number: int, dtype: Any) -> None:
     """Some rows, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     width, element_type, statistics_type = layout.width, kernel.element_type[GRAD], kernel.element_type[MEAN]
-    size, weight_type = item_size(element_type), kernel.element_type[WEIGHT]
-    direct, in_place = size == size_of(dtype), job.in_place != 0
-    converted = 0 if direct else GROUP * width
+    size, weight_type, in_place = item_size(element_type), kernel.element_type[WEIGHT], job.in_place != 0
+    converted = 0 if size == size_of(dtype) else GROUP * width
     memory, weight, statistics, grad_rows, x_rows, result = allocate(
         (width, dtype), (4 * GROUP, dtype), (converted, dtype), (converted, dtype), (width, dtype)
     )
@@ -319,24 +263,19 @@ def task(job: Job, number: int, dtype: Any) -> None:
         read_as(kernel, job.data[WEIGHT], weight_type, width, weight, dtype)
     else:
         for i in range(width):
-            weight[i] = like(1, weight[0])
-    by_weight, by_bias = sums_of(job, layout, number, 0), sums_of(job, layout, number, 1)
+            weight[i] = like(1, statistics[0])
+    by_weight, by_bias = sums_of(job, layout, number, 0, SUMS), sums_of(job, layout, number, 1, SUMS)
     for i in range(width):
         by_weight[i], by_bias[i] = 0.0, 0.0
     begin = number * layout.step
     end = min(begin + layout.step, layout.rows)
     for first in range(begin, end, GROUP):
         count, at = min(GROUP, end - first), first * width * size
-        grad, x = grad_rows, x_rows
-        if direct:
-            grad = array_at(job.data[GRAD] + at, count * width, dtype)
-            x = array_at(job.data[INPUT] + at, count * width, dtype)
-        else:
-            read_as(kernel, job.data[GRAD] + at, element_type, count * width, grad_rows, dtype)
-            read_as(kernel, job.data[INPUT] + at, element_type, count * width, x_rows, dtype)
+        grad = elements(kernel, job.data[GRAD] + at, element_type, count * width, grad_rows, dtype)
+        x = elements(kernel, job.data[INPUT] + at, element_type, count * width, x_rows, dtype)
         for k in range(count):
-            statistics[k] = like(number_at(job.data[MEAN], statistics_type, first + k), weight[0])
-            statistics[GROUP + k] = like(number_at(job.data[RSTD], statistics_type, first + k), weight[0])
+            statistics[k] = like(number_at(job.data[MEAN], statistics_type, first + k), statistics[0])
+            statistics[GROUP + k] = like(number_at(job.data[RSTD], statistics_type, first + k), statistics[0])
         if count == GROUP:
             add_group(grad, x, weight, width, statistics, by_weight, by_bias)
         for k in range(count):
@@ -346,36 +285,14 @@ def task(job: Job, number: int, dtype: Any) -> None:
             if job.output[BY_INPUT] == 0:
                 continue
             target = job.output[BY_INPUT] + at + place * size
-            out = result
-            if direct and not in_place:
-                out = array_at(target, width, dtype)
+            out = destination(target, element_type, width, in_place, result, dtype)
             differentiate(grad, x, place, weight, width, statistics, k, out)
-            if not direct:
-                write_as(kernel, result, width, target, element_type, dtype)
-            elif in_place:  # LLVM's vectors are not used where memory overlaps
-                copy_bytes(address_of(result), target, width * size)
+            deliver(kernel, result, width, target, element_type, in_place, dtype)
     free(memory)
 
 
 def finish(kernel: Kernel, job: Job) -> None:
-    """Add the sums of the tasks."""
-    layout = record_at(job.scratch, LAYOUT)
-    width = layout.width
-    memory, totals = allocate((width, np.float64))
-    if memory == 0:
-        job.failed = NO_MEMORY
-        return
-    for k in range(BY_WEIGHT, BY_BIAS + 1):
-        if job.output[k] == 0:
-            continue
-        for i in range(width):
-            totals[i] = 0.0
-        for number in range(job.tasks):
-            sums = sums_of(job, layout, number, k - BY_WEIGHT)
-            for i in range(width):
-                totals[i] += sums[i]
-        write_numbers(kernel.write, address_of(totals), kernel.output_type[k], width, job.output[k])
-    free(memory)
+    add_tasks(kernel, job, BY_WEIGHT, SUMS)
 
 
 def kernel(call: Call) -> Tasks:
@@ -390,37 +307,28 @@ def body(b: Body) -> None:
     """Of rows: (A1 * ... * Ai, R1 * ... * Rj)."""
     x, grad, mean = b.load("input"), b.load("grad_out"), b.load("mean")
     shape = b.value_of("normalized_shape")
-    width = b.op("ReduceProd", shape, name="width", keepdims=1)
-    rows = b.op("Reshape", b.op("Size", mean), [1], name="row_count")
-    matrix, column = b.op("Concat", rows, width, axis=0), b.op("Concat", rows, [1], axis=0)
-
-    def reshaped(value: Value, shape: Value, name: str) -> Value:
-        return b.op("Reshape", value, shape, name=name, allowzero=1)
-
-    inverse = reshaped(b.load("rstd"), column, "inverse")
-    centred = (reshaped(x, matrix, "rows") - reshaped(mean, column, "means")).named("centred")
+    width, matrix, column = row_shapes(b, mean, shape)
+    inverse = reshaped(b, b.load("rstd"), column, "inverse")
+    centred = (reshaped(b, x, matrix, "rows") - reshaped(b, mean, column, "means")).named("centred")
     normal = (centred * inverse).named("normal")
-    grads = reshaped(grad, matrix, "grads")
+    grads = reshaped(b, grad, matrix, "grads")
     if b.wants("grad_input"):
         scaled = grads
         if b.has("weight"):
             scaled = (grads * b.op("Reshape", b.load("weight"), [-1], name="weights")).named("scaled")
         count = b.op("Max", width, 1).cast(b.compute).named("count")
-
-        def average(value: Value, name: str) -> Value:
-            return (b.op("ReduceSum", value, [1], name=f"{name}_sum", keepdims=1) / count).named(name)
-
-        projected = (normal * average((scaled * normal).named("products"), "slope")).named("projected")
-        result = ((scaled - average(scaled, "average") - projected) * inverse).named("by_input")
-        b.store("grad_input", reshaped(result, b.op("Shape", x), "grad_of_input"), "grad_out")
+        slope = row_average(b, (scaled * normal).named("products"), count, "slope")
+        average = row_average(b, scaled, count, "average")
+        result = ((scaled - average - (normal * slope).named("projected")) * inverse).named("by_input")
+        b.store("grad_input", reshaped(b, result, b.op("Shape", x), "grad_of_input"), "grad_out")
     parameter = "weight" if b.has("weight") else "grad_out"
     if b.wants("grad_weight"):
         terms = (grads * normal).named("weight_terms")
         total = b.op("ReduceSum", terms, [0], name="weight_sum", keepdims=0)
-        b.store("grad_weight", reshaped(total, shape, "grad_of_weight"), parameter)
+        b.store("grad_weight", reshaped(b, total, shape, "grad_of_weight"), parameter)
     if b.wants("grad_bias"):
         total = b.op("ReduceSum", grads, [0], name="bias_sum", keepdims=0)
-        b.store("grad_bias", reshaped(total, shape, "grad_of_bias"), parameter)
+        b.store("grad_bias", reshaped(b, total, shape, "grad_of_bias"), parameter)
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
@@ -437,7 +345,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
         call.same_shape("input", expected, "whose last sizes are the attribute 'normalized_shape'")
         call.same_shape("grad_out", expected, "whose last sizes are the attribute 'normalized_shape'")
         for name in ("mean", "rstd"):
-            call.same_shape(name, (*leading, *[1] * len(normalized)), "the shape of 'input' with 1 for normalized axes")
+            check_statistic(call, name, known, len(normalized), "input")
     else:
         call.same_shape("rstd", call.shape("mean"), "the shape of 'mean'")
     call.same_shape("weight", normalized, "the attribute 'normalized_shape'")
