@@ -1,1 +1,1 @@
-"""Layer normalization: its gradient; by the root mean square alone, with its gradient."""
+"""Layer normalization and normalization by the root mean square."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from onnxscript.values import Opset
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 
-__all__ = ["Extent", "aclnn", "double", "integers", "may_have", "number", "op", "sizes", "taps", "tensor"]
+__all__ = ["Extent", "aclnn", "double", "integers", "may_have", "number", "op", "sizes", "taps", "tensor", "unneeded"]
 
 aclnn = Opset(DOMAIN, OPSET_VERSION)
 
@@ -53,6 +53,24 @@ def replace_node(node: ir.Node, *added: ir.Node, along: Sequence[ir.Node] = ()) 
     old, new = node.outputs[0], added[-1].outputs[0]
     new.shape, new.type = old.shape, old.type
     ir.convenience.replace_nodes_and_values(node.graph, node, [node, *along], added, [old], [new])
+
+
+def unneeded(replaced: Collection[ir.Value], read: Collection[ir.Value]) -> set[ir.Node]:
+    """The nodes that nothing needs once other nodes, which read some values, compute those that are replaced."""
+    dead: set[ir.Node] = set()
+
+    def is_unused(value: ir.Value) -> bool:
+        if value in replaced:
+            return True
+        return not value.is_graph_output() and value not in read and all(user in dead for user, _ in value.uses())
+
+    pending = [value.producer() for value in replaced]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in dead and all(map(is_unused, node.outputs)):
+            dead.add(node)
+            pending += [value.producer() for value in node.inputs if value is not None]
+    return dead
 
 
 def sizes(value: Any) -> list[int]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
-from onnx_ops.torch.base.nodes import replace_node
+from onnx_ops.torch.base.nodes import replace_node, unneeded
 from onnx_ops.torch.operators.activations import GELUS
 from onnx_ops.torch.rewriting.joining import is_sum, is_term, terms_of
 
@@ -342,19 +342,5 @@ class _Replacement:
 
 def _unneeded(replacements: Sequence[_Replacement]) -> set[ir.Node]:
     """The nodes that nothing needs once values are replaced."""
-    replaced = {replacement.value for replacement in replacements}
-    needed = {value for replacement in replacements for value in (*replacement.inputs, *replacement.added)}
-    dead: set[ir.Node] = set()
-
-    def is_unused(value: ir.Value) -> bool:
-        if value in replaced:
-            return True
-        return not value.is_graph_output() and value not in needed and all(user in dead for user, _ in value.uses())
-
-    pending = [value.producer() for value in replaced]
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in dead and all(map(is_unused, node.outputs)):
-            dead.add(node)
-            pending += [value.producer() for value in node.inputs if value is not None]
-    return dead
+    read = {value for replacement in replacements for value in (*replacement.inputs, *replacement.added)}
+    return unneeded({replacement.value for replacement in replacements}, read)

@@ -23,6 +23,7 @@ from onnx_ops.torch.rewriting.expanding import delay_expands
 from onnx_ops.torch.rewriting.gelus import gelus_by_op
 from onnx_ops.torch.rewriting.joining import join_pads
 from onnx_ops.torch.rewriting.narrow_tensors import flatten_narrow
+from onnx_ops.torch.rewriting.rms_norms import rms_norms_by_op
 from onnx_ops.torch.rewriting.softmaxes import weigh_by_op, write_out_softmaxes
 from onnx_ops.torch.rewriting.summing import split_sums
 from onnx_ops.torch.rewriting.transposing import fuse_transposes, transpose_next_to_products
@@ -74,6 +75,7 @@ def simplify(model: ir.Model) -> None:
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
     gelus_by_op(model)
+    rms_norms_by_op(model)
     _rewrite_nodes(model)
     common.RemoveUnusedNodesPass()(model)
     _omit_unused_outputs(model)
