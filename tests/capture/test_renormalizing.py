@@ -1,6 +1,8 @@
-"""Results of layer normalization that the backward pass computes again."""
+"""Results of normalizations that the backward pass computes again."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -33,6 +35,25 @@ class Normalized(nn.Module):
         return self.head(x) + x.sum(-1, keepdim=True)
 
 
+class NormalizedByRms(nn.Module):
+    """Without a bias, of two axes without weights, and after a residual."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.wide = nn.Linear(width, 2 * width)
+        self.narrow = nn.Linear(2 * width, width, bias=False)
+        self.head = nn.Linear(width, 3)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.wide(self.first(x)))
+        hidden = nn.functional.rms_norm(hidden, hidden.shape[1:])
+        x = self.last(x + self.narrow(hidden))
+        return self.head(x) + x.sum(-1, keepdim=True)
+
+
 def loss(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().mean()
 
@@ -42,7 +63,7 @@ def data(rows: int, width: int, seed: int = 0) -> Tensor:
 
 
 def later_readers(captured: Capture) -> list[str]:
-    """Names of the nodes that read a result of LayerNormalization, or a Reshape of it, and that the loss does not."""
+    """Names of the nodes that read a result of a normalization, or a Reshape of it, and that the loss does not."""
     graph = captured.model.graph
     producer = {name: node for node in graph.node for name in node.output}
     before: list[onnx.NodeProto] = []
@@ -52,15 +73,18 @@ def later_readers(captured: Capture) -> list[str]:
         if node is not None and node not in before:
             before.append(node)
             pending += node.input
-    results = {node.output[0] for node in before if node.op_type == "LayerNormalization"}
+    results = {node.output[0] for node in before if node.op_type in ("LayerNormalization", "RmsNorm")}
     results |= {node.output[0] for node in before if node.op_type == "Reshape" and node.input[0] in results}
     return [node.name for node in graph.node if node not in before and results.intersection(node.input)]
 
 
+@pytest.mark.parametrize("make", [Normalized, NormalizedByRms])
 @pytest.mark.parametrize("dims", [{}, {0: Dim("rows")}], ids=["static", "dynamic"])
-def test_gradients_after_layer_normalization_are_those_of_pytorch(dims: dict[int, Dim]) -> None:
+def test_gradients_after_normalization_are_those_of_pytorch(
+    dims: dict[int, Dim], make: Callable[[int], nn.Module]
+) -> None:
     torch.manual_seed(0)
-    model, rows = Normalized(64), 200
+    model, rows = make(64), 200
     examples = [data(rows, 64), data(7 if dims else rows, 64, seed=1)]
     compared(model, loss, examples, dims)
     captured = gradients(model, loss, (examples[0],), dynamic_shapes=(dims,), check=False)

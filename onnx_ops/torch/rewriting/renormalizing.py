@@ -1,8 +1,8 @@
-"""Results of layer normalization, computed again in the backward pass from what it keeps in any case.
+"""Results of layer normalization and of RmsNorm, computed again in the backward pass from what it keeps in any case.
 
 The gradient of the weight of a linear layer reads the layer's input, which is often such a result. The gradient of the
-normalization reads its input, of which one more LayerNormalization computes that result. So the result need not be in
-memory from the forward pass on.
+normalization reads its input, of which one more node computes that result. So the result need not be in memory from the
+forward pass on.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
 
+from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.step_format import GRADIENT, NEXT
 from onnx_ops.torch.base.nodes import may_have
 
+NORMS = (("", "LayerNormalization"), (DOMAIN, "RmsNorm"))
+"""Domains and op_types."""
 MIN_ELEMENTS = 1 << 16
 """Below this number of elements, where it is known, the memory is not worth two more nodes."""
 
 
 def renormalize(model: ir.Model) -> None:
-    """Let the backward pass of a training graph compute large results of layer normalization again, in place."""
+    """Let the backward pass of a training graph compute large results of normalizations again, in place."""
     graph = model.graph
     forward = _ancestors(value for value in graph.outputs if not (value.name or "").startswith((NEXT, GRADIENT)))
     for node in list(graph):
-        if node.domain == "" and node.op_type == "LayerNormalization" and node in forward:
+        if (node.domain, node.op_type) in NORMS and node in forward:
             _renormalize(node, forward)
 
 
@@ -39,14 +42,17 @@ def _renormalize(node: ir.Node, forward: Collection[ir.Node]) -> None:
         return
 
     def new(like: ir.Node, *inputs: ir.Value | None, **attributes: int) -> ir.Value:
-        made = ir.node(like.op_type, inputs, {**like.attributes, **attributes})
+        made = ir.node(like.op_type, inputs, {**like.attributes, **attributes}, domain=like.domain)
         made.outputs[0].shape, made.outputs[0].type = like.outputs[0].shape, like.outputs[0].type
         graph.insert_before(first, made)
         return made.outputs[0]
 
-    # The axis counted from the other end: onnxruntime would make one node of two that are equal.
-    axis, rank = node.attributes.get_int("axis", -1), len(result.shape)
-    computed = {result: new(node, *node.inputs, axis=axis + rank if axis < 0 else axis - rank)}
+    changed = {}
+    if not node.domain:
+        # The axis counted from the other end: onnxruntime would make one node of two that are equal.
+        axis, rank = node.attributes.get_int("axis", -1), len(result.shape)
+        changed["axis"] = axis + rank if axis < 0 else axis - rank
+    computed = {result: new(node, *node.inputs, **changed)}
     for views, user, place in uses:
         for view in views:
             if view.outputs[0] not in computed:
