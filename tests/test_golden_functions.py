@@ -94,6 +94,9 @@ def elementwise(dtype: npt.DTypeLike) -> Iterator[Golden]:
             expected = reference("BinaryCrossEntropyWithLogitsBackward", grad, x, other, *weights, reduction=number)
             yield "sigmoid_cross_entropy_with_logits_grad_v2", inputs, {"reduction": text}, expected
     yield "kl_div_loss_grad", [grad, x, other], {}, reference("KlDivBackward", grad, x, other)
+    y, rstd = reference("RmsNorm", x, row, epsilon=0.25)
+    yield "rms_norm", [x, row], {"epsilon": 0.25}, (y, rstd)
+    yield "rms_norm_grad", [grad, x, rstd, row], {}, reference("RmsNormGrad", grad, x, rstd, row)
     for kernel, op, inputs in (
         ("kl_div_loss_grad", "KlDivBackward", (grad, row, other)),
         ("kl_div_target_loss_grad", "KlDivTargetBackward", (grad, other, row)),

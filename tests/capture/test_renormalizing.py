@@ -98,9 +98,12 @@ def test_small_results_stay_in_memory() -> None:
     assert len(later_readers(captured)) == 3
 
 
-def test_weights_of_a_normalization_are_updated_after_the_backward_pass_has_read_them() -> None:
+@pytest.mark.parametrize("make", [Normalized, NormalizedByRms])
+def test_weights_of_a_normalization_are_updated_after_the_backward_pass_has_read_them(
+    make: Callable[[int], nn.Module],
+) -> None:
     torch.manual_seed(0)
-    model, rows = Normalized(8), Dim("rows")
+    model, rows = make(8), Dim("rows")
     optimizer = torch.optim.AdamW(model.parameters())
     captured = training_step(model, loss, (data(5, 8),), optimizer, dynamic_shapes=({0: rows},))
     assert later_readers(captured) == []

@@ -49,7 +49,6 @@ CORRESPONDENCES = {
             "RmsNormGrad",
             {**same("dy", "x", "rstd", "gamma"), "dxOut": "dx", "dgammaOut": "dgamma"},
             differences=(
-                "dgammaOut is a float for every dtype of `gamma`, whose dtype `dgamma` has.",
                 "The documents give `rstd` the shape (A1, ..., Ai). Here it is that of rstdOut of aclnnRmsNorm.",
             ),
             refused=(NO_DOUBLE, MIXED_GAMMA, "An `rstd` of another dtype than float."),

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from onnx import TensorProto
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import allocate, free, item_size, number_at, record_at, size_of
@@ -39,6 +40,9 @@ from onnx_ops.ops.layer_norm._rows import (
 )
 from onnx_ops.ops.references import rounded
 
+DGAMMA_TYPE = OutputType(
+    "double if `gamma` is double, else float.", dtypes=(TensorProto.FLOAT, TensorProto.DOUBLE), inputs=("gamma",)
+)
 SIGNATURE = Signature(
     "RmsNormGrad",
     """
@@ -56,15 +60,15 @@ Shapes: `dy`, `x` and `dx` (A1, ..., Ai, R1, ..., Rj) of rank 1 to 8; `gamma` an
 (A1, ..., Ai, 1, ..., 1).
 
 Dtypes: `dy` and `x` have one dtype, float16, bfloat16, float or double; `rstd` and `gamma` each one of these. `dx` has
-the dtype of `dy`, `dgamma` that of `gamma`. Computed in double if an input is double, else in float, except that the
-sum over rows is in float for four rows, and over these sums in double. Rounded once. The order of summation is fixed
-and does not depend on the number of threads.
+the dtype of `dy`; `dgamma` is double if `gamma` is double, else float. Computed in double if an input is double, else
+in float, except that the sum over rows is in float for four rows, and over these sums in double. Rounded once. The
+order of summation is fixed and does not depend on the number of threads.
 
 Edge rules: each output may be omitted, but not both. NaN and infinities propagate as in the formula. Without rows,
 `dgamma` is 0.
 
 Without a kernel: all sums are in one dtype, in the order of the runtime's ReduceSum. Shapes known only at run time are
-not checked.
+not checked. If the model does not declare the dtype of `gamma`, it must be float or double for `dgamma`.
 """,
     inputs=(
         Input("dy", "Gradient of the loss with respect to `y` of RmsNorm."),
@@ -74,7 +78,7 @@ not checked.
     ),
     outputs=(
         Output("dx", "Gradient of the loss with respect to `x`.", "dy", optional=True),
-        Output("dgamma", "Gradient of the loss with respect to `gamma`.", "gamma", optional=True),
+        Output("dgamma", "Gradient of the loss with respect to `gamma`.", DGAMMA_TYPE, optional=True),
     ),
 )
 
@@ -102,7 +106,8 @@ def reference(
         slope = (scaled * normal).sum(axis=normalized, keepdims=True) / max(gamma.size, 1)
         dx = (scaled - normal * slope) * inverse
         dgamma = (grad * normal).sum(axis=others)
-    return rounded(dx, x.dtype, dtype), rounded(dgamma, gamma.dtype, dtype)
+    kind = np.dtype(np.float64 if gamma.dtype == np.float64 else np.float32)
+    return rounded(dx, x.dtype, dtype), rounded(dgamma, kind, dtype)
 
 
 # --- the kernel: one task for some rows ------------------------------------------------------------------------------
@@ -247,7 +252,10 @@ def infer(call: Call) -> tuple[TensorType, ...]:
     gamma = call.shape("gamma")
     if known is not None and gamma is not None:
         check_statistic(call, "rstd", known, len(gamma), "x" if call.shape("x") is not None else "dy")
-    return TensorType(call.dtype("dy"), known), TensorType(call.dtype("gamma"), gamma)
+    dtype = call.dtype("gamma")
+    if dtype is not None and dtype != TensorProto.DOUBLE:
+        dtype = TensorProto.FLOAT
+    return TensorType(call.dtype("dy"), known), TensorType(dtype, gamma)
 
 
 OP = Op(
