@@ -13,18 +13,7 @@ import numpy as np
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.types import MAX_RANK, Shape
-from onnx_ops.loops.memory import (
-    DOUBLE,
-    address_of,
-    array_at,
-    item_size,
-    read_numbers,
-    read_row,
-    size_of,
-    whole_lines,
-    write_numbers,
-    write_row,
-)
+from onnx_ops.loops.memory import array_at, size_of, whole_lines
 from onnx_ops.loops.primitives import ceil_divide, helper
 from onnx_ops.loops.records import Job, Kernel, record_of
 from onnx_ops.loops.shapes import volume
@@ -89,27 +78,6 @@ def measures_of(job: Job, layout: Channels, index: int) -> Any:
 def row_of(layout: Channels, index: int) -> int:
     """The row of a channel of a sample."""
     return int(index // layout.per_group)
-
-
-@helper
-def read_as(kernel: Kernel, source: int, element_type: int, count: int, target: Any, dtype: Any) -> Any:
-    """Elements at an address in the computing dtype: these, or the array `target` into which they are converted."""
-    if item_size(element_type) == size_of(dtype):
-        return array_at(source, count, dtype)
-    if size_of(dtype) == item_size(DOUBLE):
-        read_numbers(kernel.read, source, element_type, count, address_of(target))
-    else:
-        read_row(source, element_type, count, target)
-    return target
-
-
-@helper
-def write_as(kernel: Kernel, numbers: Any, count: int, target: int, element_type: int, dtype: Any) -> None:
-    """Write numbers of the computing dtype, rounded once."""
-    if size_of(dtype) == item_size(DOUBLE):
-        write_numbers(kernel.write, address_of(numbers), element_type, count, target)
-    else:
-        write_row(numbers, element_type, count, target)
 
 
 def check_groups(call: Call, name: str) -> Shape | None:

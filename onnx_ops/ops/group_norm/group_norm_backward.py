@@ -19,20 +19,18 @@ from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import (
     address_of,
     allocate,
-    array_at,
-    copy_bytes,
     free,
     item_size,
     number_at,
     read_numbers,
     record_at,
-    size_of,
     write_numbers,
 )
 from onnx_ops.loops.primitives import add_any_order, helper, like, wide
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape, same_shape
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elements import deliver, destination, elements
 from onnx_ops.ops.group_norm._channels import (
     CHUNK,
     LAYOUT,
@@ -40,9 +38,7 @@ from onnx_ops.ops.group_norm._channels import (
     Channels,
     check_groups,
     measures_of,
-    read_as,
     row_of,
-    write_as,
     write_channels,
 )
 from onnx_ops.ops.references import rounded
@@ -191,8 +187,8 @@ def measure(
         for begin in range(0, layout.places, CHUNK):
             count = min(CHUNK, layout.places - begin)
             at = (index * layout.places + begin) * size
-            grad = read_as(kernel, job.data[GRAD] + at, element_type, count, grad_buffer, dtype)
-            x = read_as(kernel, job.data[INPUT] + at, element_type, count, x_buffer, dtype)
+            grad = elements(kernel, job.data[GRAD] + at, element_type, count, grad_buffer, dtype)
+            x = elements(kernel, job.data[INPUT] + at, element_type, count, x_buffer, dtype)
             products, grads = like(0, mean), like(0, mean)
             for i in range(count):
                 scaled = grad[i] * factor
@@ -213,22 +209,17 @@ def differentiate(
     kernel = record_at(job.kernel, KERNEL)
     element_type = kernel.element_type[GRAD]
     size, in_place = item_size(element_type), job.in_place != 0
-    direct = size == size_of(dtype)
     for begin in range(0, layout.places, CHUNK):
         count = min(CHUNK, layout.places - begin)
         at = (index * layout.places + begin) * size
-        grad = read_as(kernel, job.data[GRAD] + at, element_type, count, grad_buffer, dtype)
-        x = read_as(kernel, job.data[INPUT] + at, element_type, count, x_buffer, dtype)
-        target, out = job.output[BY_INPUT] + at, result
-        if direct and not in_place:
-            out = array_at(target, count, dtype)
+        grad = elements(kernel, job.data[GRAD] + at, element_type, count, grad_buffer, dtype)
+        x = elements(kernel, job.data[INPUT] + at, element_type, count, x_buffer, dtype)
+        target = job.output[BY_INPUT] + at
+        out = destination(target, element_type, count, in_place, result, dtype)
         for i in range(count):
             normal = (x[i] - mean) * inverse
             out[i] = (grad[i] * scale - average - normal * slope) * inverse
-        if not direct:
-            write_as(kernel, result, count, target, element_type, dtype)
-        elif in_place:  # LLVM's vectors are not used where memory overlaps
-            copy_bytes(address_of(result), target, count * size)
+        deliver(kernel, result, count, target, element_type, in_place, dtype)
 
 
 def prepare(job: Job, number: int, dtype: Any) -> None:

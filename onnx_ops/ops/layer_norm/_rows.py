@@ -1,4 +1,4 @@
-"""Rows that are normalized together: how tasks share, read and write them, and sums over them.
+"""Rows that are normalized together: how tasks share them, and sums over them.
 
 The elements of the normalized axes, the last ones, make up a row.
 """
@@ -13,22 +13,7 @@ from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.types import Shape
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.memory import (
-    DOUBLE,
-    address_of,
-    allocate,
-    array_at,
-    copy_bytes,
-    free,
-    item_size,
-    read_numbers,
-    read_row,
-    record_at,
-    size_of,
-    whole_lines,
-    write_numbers,
-    write_row,
-)
+from onnx_ops.loops.memory import address_of, allocate, array_at, free, record_at, size_of, whole_lines, write_numbers
 from onnx_ops.loops.primitives import ceil_divide, helper
 from onnx_ops.loops.records import NO_MEMORY, Job, Kernel, record_of
 from onnx_ops.loops.shapes import volume
@@ -84,60 +69,6 @@ def is_statistic(job: Job, i: int, of: int, first: int) -> bool:
         if job.dims[i, axis] != size:
             return False
     return True
-
-
-# --- elements --------------------------------------------------------------------------------------------------------
-
-
-@helper
-def read_as(kernel: Kernel, source: int, element_type: int, count: int, target: Any, dtype: Any) -> None:
-    """Convert elements at an address to a computing dtype that holds them."""
-    if size_of(dtype) == item_size(DOUBLE):
-        read_numbers(kernel.read, source, element_type, count, address_of(target))
-    else:
-        read_row(source, element_type, count, target)
-
-
-@helper
-def write_as(kernel: Kernel, numbers: Any, count: int, target: int, element_type: int, dtype: Any) -> None:
-    """Inverse of `read_as`, rounded once."""
-    if size_of(dtype) == item_size(DOUBLE):
-        write_numbers(kernel.write, address_of(numbers), element_type, count, target)
-    else:
-        write_row(numbers, element_type, count, target)
-
-
-@helper
-def elements(kernel: Kernel, source: int, element_type: int, count: int, converted: Any, dtype: Any) -> Any:
-    """Elements at an address in a computing dtype: where they are, if they have it, else in `converted`."""
-    found = converted
-    if item_size(element_type) == size_of(dtype):
-        found = array_at(source, count, dtype)
-    else:
-        read_as(kernel, source, element_type, count, converted, dtype)
-    return found
-
-
-@helper
-def destination(target: int, element_type: int, width: int, in_place: bool, own: Any, dtype: Any) -> Any:
-    """Where to compute a row that `deliver` writes to an address: there, or in memory of one's own.
-
-    In place it is the latter, as LLVM's vectors are not used where memory overlaps.
-    """
-    found = own
-    if item_size(element_type) == size_of(dtype) and not in_place:
-        found = array_at(target, width, dtype)
-    return found
-
-
-@helper
-def deliver(kernel: Kernel, own: Any, width: int, target: int, element_type: int, in_place: bool, dtype: Any) -> None:
-    """Write a row that was computed in its `destination` to an address."""
-    size = item_size(element_type)
-    if size != size_of(dtype):
-        write_as(kernel, own, width, target, element_type, dtype)
-    elif in_place:
-        copy_bytes(address_of(own), target, width * size)
 
 
 # --- sums over rows ---------------------------------------------------------------------------------------------------

@@ -20,15 +20,12 @@ from onnx_ops.loops.primitives import add_any_order, helper, like, wide
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elements import deliver, destination, elements, read_as
 from onnx_ops.ops.layer_norm._rows import (
     LAYOUT,
     check_gamma,
-    deliver,
-    destination,
     divide_rows,
-    elements,
     fits_gamma,
-    read_as,
     reshaped,
     row_average,
     statistic_shape,

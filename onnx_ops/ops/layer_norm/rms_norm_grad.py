@@ -19,19 +19,16 @@ from onnx_ops.loops.primitives import add_any_order, helper, like, wide
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
 from onnx_ops.loops.shapes import give_shape, same_shape
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elements import deliver, destination, elements, read_as
 from onnx_ops.ops.layer_norm._rows import (
     GROUP,
     LAYOUT,
     add_tasks,
     check_gamma,
     check_statistic,
-    deliver,
-    destination,
     divide_rows,
-    elements,
     fits_gamma,
     is_statistic,
-    read_as,
     reshaped,
     row_average,
     row_shapes,
