@@ -1,1 +1,1 @@
-"""Group normalization and its gradients."""
+"""Gradient of group normalization."""

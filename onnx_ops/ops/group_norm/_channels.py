@@ -1,4 +1,4 @@
-"""What group normalization and its gradients share: shapes, and kernels that go through the channels of samples.
+"""Shapes of group normalization, and the layout of kernels that go through the channels of samples.
 
 A row is what is normalized together: a group of channels of a sample. Each channel of a sample is measured first, and
 then written with the results of all channels of its row. A task does both for some rows, which are in the cache then,
@@ -15,7 +15,7 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.types import MAX_RANK, Shape
 from onnx_ops.loops.memory import array_at, size_of, whole_lines
 from onnx_ops.loops.primitives import ceil_divide, helper
-from onnx_ops.loops.records import Job, Kernel, record_of
+from onnx_ops.loops.records import Job, record_of
 from onnx_ops.loops.shapes import volume
 
 LEAST_RANK = 2
@@ -43,7 +43,7 @@ LAYOUT = record_of(Channels)
 
 
 @helper
-def write_channels(layout: Channels, job: Job, kernel: Kernel, image: int, groups: int) -> bool:
+def write_channels(layout: Channels, job: Job, image: int, groups: int) -> bool:
     """Write the layout and the numbers of tasks; returns whether the shape of an input fits.
 
     Args:

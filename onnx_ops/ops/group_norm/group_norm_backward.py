@@ -142,7 +142,7 @@ ATTRIBUTES = attributes_of(SIGNATURE.schema)
 def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     """Write the layout and the shapes of the outputs; returns whether the shapes of the inputs fit."""
     layout, groups = record_at(address, LAYOUT), record_at(kernel.attributes, ATTRIBUTES).group
-    if not write_channels(layout, job, kernel, INPUT, groups) or not same_shape(job, GRAD, INPUT):
+    if not write_channels(layout, job, INPUT, groups) or not same_shape(job, GRAD, INPUT):
         return False
     if job.rank[MEAN] != 2 or not same_shape(job, RSTD, MEAN):
         return False
