@@ -185,7 +185,7 @@ def prepare(job: Job, number: int, dtype: Any) -> None:
     # A weight of 0 times a number that is not finite is NaN, and with statistics of NaN all weights are: such keys and
     # queries are not left out.
     skips = may_skip(layout, job, SHIFT, MASK) and sum_of_sizes(keys_in, sample, key_head, buffer, dtype) < MOST_SKIPPED
-    shifts = skips and kernel.element_type[SHIFT] != 0 and hides_by_shift(attributes)
+    shifts = skips and hides_by_shift(layout, job, attributes, SHIFT)
     shifts = shifts and sum_of_sizes(values_in, sample, key_head, buffer, dtype) < MOST_SKIPPED
     for h in range(group):
         head = key_head * group + h

@@ -300,8 +300,14 @@ def may_skip(layout: Scores, job: Job, shift: int, mask: int) -> bool:
 
 
 @helper
-def hides_by_shift(attributes: Any) -> bool:
-    """Whether a finite score plus a shift of -infinity is -infinity once it is scaled."""
+def hides_by_shift(layout: Scores, job: Job, attributes: Any, shift: int) -> bool:
+    """Whether there is a shift for each key, which hides one of finite score where it is -infinity.
+
+    Args:
+        shift: index of the input.
+    """
+    if record_at(job.kernel, KERNEL).element_type[shift] == 0 or layout.shift[3] == 0:
+        return False
     scale = attributes.scale_value
     return bool(abs(scale) < MOST_SKIPPED and (attributes.pse_type != SCALED_AFTER or scale > 0))
 
@@ -329,7 +335,7 @@ def seen_by_any(
         buffer: an array of KEYS numbers.
     """
     types, seen = record_at(job.kernel, KERNEL).element_type, 0
-    masks, shifts = types[mask] != 0 and layout.mask[3] != 0, shifts and types[shift] != 0 and layout.shift[3] != 0
+    masks = types[mask] != 0 and layout.mask[3] != 0
     mask_at = job.data[mask] + sample * layout.mask[0] + head * layout.mask[1] + first * layout.mask[3]
     shift_at = sample * layout.shift[0] + head * layout.shift[1] + first * layout.shift[3]
     for i in range(query + queries - 1, query - 1, -1):  # the last query often sees most

@@ -242,7 +242,7 @@ def task(job: Job, number: int, dtype: Any) -> None:
     skips = (
         may_skip(layout, job, SHIFT, MASK) and sum_of_sizes(values_in, sample, key_head, buffer, dtype) < MOST_SKIPPED
     )
-    shifts = skips and kernel.element_type[SHIFT] != 0 and hides_by_shift(attributes)
+    shifts = skips and hides_by_shift(layout, job, attributes, SHIFT)
     shifts = shifts and sum_of_sizes(keys_in, sample, key_head, buffer, dtype) < MOST_SKIPPED
     shifts = shifts and sum_of_sizes(queries_in, sample, head, buffer, dtype) < MOST_SKIPPED
     for first_key in range(0, layout.keys, KEYS):

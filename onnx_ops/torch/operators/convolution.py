@@ -341,10 +341,8 @@ def _by_weight(grad: Any, x: Any, window: Window) -> Any:
         product = op.MatMul(op.Transpose(_pixels(grad), perm=[1, 0]), _pixels(x))
         return op.Reshape(product, integers([outputs, inputs, *window.kernel]))
     axes = list(range(2, window.rank + 2))
-    if groups == 1 and window.is_tiling and inputs > 0:
-        rows = op.Reshape(op.Transpose(grad, perm=[1, 0, *axes]), integers([outputs, -1]))
-        return op.Reshape(op.MatMul(rows, _patches(x, window, out)), integers([outputs, inputs, *window.kernel]))
-    if groups == 1 and inputs <= FEW_CHANNELS:
+    is_tiling = window.is_tiling and inputs > 0
+    if groups == 1 and inputs <= FEW_CHANNELS and not is_tiling:
         seen = taps(_padded(x, window), axes, window.kernel, window.stride, window.dilation, out)
         columns = op.Concat(*(op.Unsqueeze(tap, integers([2])) for tap in seen), axis=2)
         columns = op.Reshape(columns, integers([0, inputs * math.prod(window.kernel), out.product]))
@@ -353,10 +351,12 @@ def _by_weight(grad: Any, x: Any, window: Window) -> Any:
         product = op.ReduceSum(product, integers([0]), keepdims=0)
         return op.Reshape(product, integers([outputs, inputs, *window.kernel]))
     if groups == 1:
+        rows = op.Reshape(op.Transpose(grad, perm=[1, 0, *axes]), integers([outputs, -1]))
+        if is_tiling:
+            return op.Reshape(op.MatMul(rows, _patches(x, window, out)), integers([outputs, inputs, *window.kernel]))
         channels_last = op.Transpose(x, perm=[0, *axes, 1])
         if any(window.padding):
             channels_last = op.Pad(channels_last, integers([0, *window.padding, 0] * 2))
-        rows = op.Reshape(op.Transpose(grad, perm=[1, 0, *axes]), integers([outputs, -1]))
         seen = taps(channels_last, range(1, window.rank + 1), window.kernel, window.stride, window.dilation, out)
         products = [op.MatMul(rows, op.Reshape(tap, integers([-1, inputs]))) for tap in seen]
         product = op.Reshape(op.Concat(*products, axis=1), integers([outputs, *window.kernel, inputs]))
