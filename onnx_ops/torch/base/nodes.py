@@ -14,7 +14,20 @@ from onnxscript.values import Opset
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 
-__all__ = ["Extent", "aclnn", "double", "integers", "may_have", "number", "op", "sizes", "taps", "tensor", "unneeded"]
+__all__ = [
+    "Extent",
+    "aclnn",
+    "double",
+    "integers",
+    "is_read_once",
+    "may_have",
+    "number",
+    "op",
+    "sizes",
+    "taps",
+    "tensor",
+    "unneeded",
+]
 
 aclnn = Opset(DOMAIN, OPSET_VERSION)
 
@@ -53,6 +66,11 @@ def replace_node(node: ir.Node, *added: ir.Node, along: Sequence[ir.Node] = ()) 
     old, new = node.outputs[0], added[-1].outputs[0]
     new.shape, new.type = old.shape, old.type
     ir.convenience.replace_nodes_and_values(node.graph, node, [node, *along], added, [old], [new])
+
+
+def is_read_once(value: ir.Value) -> bool:
+    """Whether a single input of a node is all that reads a value."""
+    return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def unneeded(replaced: Collection[ir.Value], read: Collection[ir.Value]) -> set[ir.Node]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnx_ops.torch.base.nodes import is_read_once
+
 
 @dataclass(frozen=True)
 class _Part:
@@ -42,7 +44,7 @@ def is_sum(node: ir.Node) -> bool:
 
 def is_term(value: ir.Value) -> bool:
     """Whether all that uses a value is a sum of its shape in the same graph."""
-    if len(value.uses()) != 1 or value.is_graph_output():
+    if not is_read_once(value):
         return False
     user, own = value.uses()[0].node, value.producer()
     same = own is not None and user.graph is own.graph and value.shape is not None
@@ -122,7 +124,7 @@ def _node(
 def _part(value: ir.Value) -> _Part | None:
     """The part that a padded value is; None for others."""
     node = value.producer()
-    if node is None or node.op_type != "Pad" or node.domain or len(value.uses()) != 1 or value.is_graph_output():
+    if node is None or node.op_type != "Pad" or node.domain or not is_read_once(value):
         return None
     mode, (inner, pads, *options) = node.attributes.get_string("mode", "constant"), node.inputs
     numbers = [option and ir.convenience.get_const_tensor(option) for option in (pads, *options)]

@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
-from onnx_ops.torch.base.nodes import replace_node, unneeded
+from onnx_ops.torch.base.nodes import is_read_once, replace_node, unneeded
 from onnx_ops.torch.rewriting.joining import is_term, terms_of
 
 MOST_FACTORS = 8
@@ -197,7 +197,7 @@ class _Norm:
             return None
         value, product = reduction.outputs[0], _Product()
         for _ in range(MOST_FACTORS):
-            if value.is_graph_output() or len(value.uses()) != 1:
+            if not is_read_once(value):
                 return None
             (user, place), *_ = value.uses()
             further: _Product | None
@@ -258,7 +258,7 @@ class _Norm:
         sizes, rank = self.sizes, self.leading + len(self.sizes)
         if not self._is_like_x(value):
             return None
-        while rank > len(sizes) and not value.is_graph_output() and len(value.uses()) == 1:
+        while rank > len(sizes) and is_read_once(value):
             ((user, place),) = value.uses()
             axes = _axes(user, "ReduceSum", rank)
             if axes is not None and max(axes) < rank - len(sizes):

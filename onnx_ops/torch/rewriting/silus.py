@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
-from onnx_ops.torch.base.nodes import replace_node
+from onnx_ops.torch.base.nodes import is_read_once, replace_node
 
 
 def silus_by_op(model: ir.Model) -> None:
@@ -28,6 +28,6 @@ def _argument(product: ir.Node) -> ir.Value | None:
         node = None if factor is None else factor.producer()
         if node is None or (node.domain, node.op_type) != ("", "Sigmoid") or node.inputs[0] is not x:
             continue
-        alone = len(factor.uses()) == 1 and not factor.is_graph_output() and node.graph is product.graph
+        alone = is_read_once(factor) and node.graph is product.graph
         return x if alone and x.dtype is ir.DataType.FLOAT else None
     return None

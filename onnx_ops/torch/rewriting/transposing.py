@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_ops.torch.base.nodes import is_read_once
+
 RANK = 2
 GEMM = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """The dtypes for which MatMul becomes Gemm: not all versions of onnxruntime have a Gemm of others."""
@@ -115,8 +117,7 @@ def _transpose_operands(transpose: ir.Node) -> None:
 def _is_read_by(node: ir.Node, value: ir.Value) -> bool:
     """Whether a node of the same graph is all that reads a value."""
     source = value.producer()
-    alone = len(value.uses()) == 1 and not value.is_graph_output()
-    return alone and source is not None and source.graph is node.graph
+    return is_read_once(value) and source is not None and source.graph is node.graph
 
 
 def _matrix_transposed_by(node: ir.Node | None) -> ir.Value | None:
