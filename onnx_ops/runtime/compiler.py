@@ -20,21 +20,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import llvmlite
 import numba
 import numpy as np
 from numba import njit, types
-from numba.core import caching, serialize
 from numba.core.ccallback import CFunc
-from numba.core.compiler import CompileResult
-from numba.core.cpu import CPUContext
 from numba.core.registry import cpu_target
 from numba.core.typing import Signature
 from numba.np.numpy_support import as_dtype
 
 from onnx_ops.runtime import cache, elementary, lanes, memory, native, progress, target, tiles, vectors
+from onnx_ops.runtime.loading import linked
 from onnx_ops.runtime.process import STATE, keep
 
 IMPLEMENTATIONS = (native, memory, elementary, lanes, tiles, vectors)
@@ -42,9 +41,11 @@ IMPLEMENTATIONS = (native, memory, elementary, lanes, tiles, vectors)
 PACKAGE = Path(__file__).parents[1]
 SHARED = ("core/*.py", "loops/*.py", "ops/*.py", "runtime/**/*.py")
 NOT_COMPILED = frozenset(
-    f"{name}.py" for name in ("ahead", "cache", "heap", "process", "progress", "registration", "requests", "worker")
+    f"{name}.py"
+    for name in ("ahead", "cache", "heap", "loading", "process", "progress", "registration", "requests", "worker")
 )
 """Files of `runtime` that hold no code of kernels, nor constants that it contains."""
+SUFFIX = ".kernel"
 DIGEST = hashlib.sha256
 DIGEST_SIZE = DIGEST().digest_size
 Function = tuple[Callable[..., Any], Signature]
@@ -85,21 +86,47 @@ def entry_name(function: Function) -> str:
         cpu_target.target_context.codegen().magic_tuple(),  # target triple, name and features of the processor
     )
     name = DIGEST("\n".join(map(str, parts)).encode()).hexdigest()[:32]
-    return f"{function[0].__name__}-{name}.kernel"
+    return f"{function[0].__name__}-{name}{SUFFIX}"
 
 
 def is_kept(function: Function) -> bool:
     """Whether the cache has a valid entry of a function."""
-    return _payload(function) is not None
+    return _entry(function) is not None
 
 
-def _payload(function: Function) -> bytes | None:
+class _Entry(NamedTuple):
+    """What the cache has of a function.
+
+    Attributes:
+        symbol: name of the C function in the object code.
+        code: object code.
+        inner_symbol: name of the function with Numba's calling convention, which the C function calls.
+        bitcode: optimized code of both.
+    """
+
+    symbol: str
+    code: bytes
+    inner_symbol: str
+    bitcode: bytes
+
+
+def _entry(function: Function) -> _Entry | None:
     try:
         content = cache.read(entry_name(function))
     except OSError:
         return None
     digest, payload = content[:DIGEST_SIZE], content[DIGEST_SIZE:]
-    return payload if DIGEST(payload).digest() == digest else None
+    return _Entry(*pickle.loads(payload)) if DIGEST(payload).digest() == digest else None
+
+
+def _save(function: Function, entry: _Entry) -> None:
+    payload = pickle.dumps(tuple(entry))
+    try:
+        with cache.written(entry_name(function)) as file:
+            file.write(DIGEST(payload).digest())
+            file.write(payload)
+    except OSError as error:  # the next process compiles the function again
+        cache.note_problem(error)
 
 
 def optimized(function: Function) -> tuple[str, bytes]:
@@ -108,36 +135,10 @@ def optimized(function: Function) -> tuple[str, bytes]:
     Raises:
         OSError: the cache does not have it.
     """
-    payload = _payload(function)
-    if payload is None:
+    entry = _entry(function)
+    if entry is None:
         raise OSError(cache.problem() or f"the cache has no code of {function[0].__name__}")
-    (_, _, (_, code)), description, *_ = pickle.loads(payload)
-    return description.llvm_func_name, code
-
-
-class _Cache(caching.NullCache):
-    """Numba's interface to the cache of one function with one signature."""
-
-    def __init__(self, function: Callable[..., Any], signature: Signature) -> None:
-        self._function = function, signature
-
-    def load_overload(self, signature: Signature, target_context: CPUContext) -> CompileResult | None:
-        target_context.refresh()
-        payload = _payload(self._function)
-        if payload is None:
-            return None
-        result = CompileResult._rebuild(target_context, *pickle.loads(payload))
-        result.library._shared_module = None  # LLVM's form of the code, into which nothing else is linked
-        return result
-
-    def save_overload(self, signature: Signature, result: CompileResult) -> None:
-        try:
-            payload = serialize.dumps(result._reduce())
-            with cache.written(entry_name(self._function)) as file:
-                file.write(DIGEST(payload).digest())
-                file.write(payload)
-        except OSError as error:  # the next process compiles the function again
-            cache.note_problem(error)
+    return entry.inner_symbol, entry.bitcode
 
 
 # --- compiling ---------------------------------------------------------------------------------------------------
@@ -149,15 +150,33 @@ def c_signature(signature: Signature) -> Signature:
     return signature.return_type(*signature.args[:-1]) if has_dtype else signature
 
 
-def _for_c(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
-    """A function with `c_signature(signature)`."""
+def _for_c(function: Function) -> Callable[..., Any]:
+    """A function with the signature in C, and a name that no other function has, be it of another process."""
+    (body, signature), own = function, function[0]
     if c_signature(signature) is signature:
-        return function
-    inner, dtype = njit(**native.OPTIONS)(function), as_dtype(signature.args[-1].instance_type).type
-    return lambda job, number: inner(job, number, dtype)  # Numba compiles no C function with *arguments
+        own = FunctionType(body.__code__, body.__globals__, body.__name__, body.__defaults__, body.__closure__)
+        own.__module__ = body.__module__
+    else:  # Numba compiles no C function with *arguments
+        inner, dtype = njit(**native.OPTIONS)(body), as_dtype(signature.args[-1].instance_type).type
+        own = lambda job, number: inner(job, number, dtype)  # noqa: E731
+    with contextlib.suppress(OSError):  # without a cache, names of this process suffice
+        own.__qualname__ = entry_name(function).removesuffix(SUFFIX).replace("-", "_")
+    return own
 
 
-compiled: dict[Function, CFunc] = {}
+class Native(NamedTuple):
+    """A function in native code.
+
+    Attributes:
+        address: of the C function.
+        is_from_cache: whether it was loaded, not compiled.
+    """
+
+    address: int
+    is_from_cache: bool
+
+
+compiled: dict[Function, Native] = {}
 """The functions that this process has compiled or loaded."""
 
 _wanted: ContextVar[dict[Function, None] | None] = ContextVar("wanted", default=None)
@@ -187,23 +206,30 @@ def compile_native(function: Callable[..., Any], signature: Signature) -> int:
         wanted[function, signature] = None
         return 0
     with STATE.busy:
-        if (function, signature) not in compiled:
-            native.install()
-            own = c_signature(signature)
-            callback: Any = CFunc(
-                _for_c(function, signature),
-                (own.args, own.return_type),
-                locals={},
-                options={"error_model": "numpy", "fastmath": {"contract"}, "boundscheck": False, "nopython": True},
-            )
-            callback._cache = _Cache(function, signature)
-            start = time.monotonic()
-            with target.widest_vectors():
-                callback.compile()
-            if not callback.cache_hits:
-                progress.spent(time.monotonic() - start)
-            keep(callback)
-            compiled[function, signature] = callback
-        address = compiled[function, signature].address
-        assert address is not None
-        return address
+        key = function, signature
+        if key not in compiled:
+            entry = _entry(key)
+            compiled[key] = Native(linked(entry.code, entry.symbol), True) if entry else Native(_compile(key), False)
+        return compiled[key].address
+
+
+def _compile(function: Function) -> int:
+    """Compile a function and save it in the cache; returns the address of the C function."""
+    native.install()
+    own = c_signature(function[1])
+    callback: Any = CFunc(
+        _for_c(function),
+        (own.args, own.return_type),
+        locals={},
+        options={"error_model": "numpy", "fastmath": {"contract"}, "boundscheck": False, "nopython": True},
+    )
+    start = time.monotonic()
+    with target.widest_vectors():
+        callback.compile()
+    progress.spent(time.monotonic() - start)
+    keep(callback)
+    symbol = callback.native_name
+    _, _, (code, bitcode) = callback._library.serialize_using_object_code()
+    _save(function, _Entry(symbol, code, symbol.removeprefix("cfunc."), bitcode))
+    address: int = callback.address
+    return address
