@@ -30,7 +30,8 @@ def symbolic_mathematics() -> Iterator[None]:
         functions = {name: (getattr(math, name), _of_sizes(getattr(math, name), FUNCTIONS[name])) for name in FUNCTIONS}
         for module in list(sys.modules.values()):
             names = getattr(module, "__dict__", {})
-            found = {name: new for name, (old, new) in functions.items() if names.get(name) is old}
+            shared = names.keys() & functions.keys()
+            found = {name: functions[name][1] for name in shared if names[name] is functions[name][0]}
             if found:
                 stack.enter_context(mock.patch.dict(names, found))
         yield
