@@ -198,3 +198,71 @@ def test_gradients_of_gradients(call: str) -> None:
 
     x, y = inputs()
     gradients(Heads(CALLS[call]), penalized, (x.requires_grad_(), y))
+
+
+# --- layouts ---------------------------------------------------------------------------------------------------------
+
+
+class Projections(nn.Module):
+    """Projects x (N, L, 6) to two heads of queries, keys and values, and attends."""
+
+    def __init__(self, size: int, case: str) -> None:
+        super().__init__()
+        self.size, self.case = size, case
+        self.projections = nn.ModuleList(nn.Linear(6, 2 * size) for _ in range(3))
+        self.result = nn.Linear(2 * size, 6)
+
+    def forward(self, x: Tensor, value: Tensor) -> Tensor:
+        def heads(number: int) -> Tensor:
+            return self.projections[number](x).unflatten(-1, (2, self.size)).transpose(1, 2)
+
+        query, key, value = heads(0), heads(1), value if self.case == "before" else heads(2)
+        if self.case == "turned":
+            query, key, value = query.flip(-1), key.flip(-1), value.flip(-1)
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        if self.case == "twice":  # keys and values of two
+            mixed = mixed + scaled_dot_product_attention(query, mixed, key)
+        found = self.result(mixed.transpose(1, 2).flatten(2))
+        if self.case == "elsewhere":
+            found = found + (mixed * query).sum((1, 3)).unsqueeze(-1)
+        return found
+
+
+def squares(model: nn.Module, x: Tensor, value: Tensor) -> Tensor:
+    return model(x, value).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("case", "size", "transposes", "first"),
+    [
+        pytest.param("projected", 16, 0, False, id="projected"),
+        pytest.param("projected", 8, 8, True, id="parts of cache lines"),
+        pytest.param("elsewhere", 16, 6, False, id="read elsewhere"),
+        pytest.param("before", 16, 2, False, id="values in the first layout, whose gradient is an output"),
+        pytest.param("turned", 16, 8, True, id="nothing is saved"),
+        pytest.param("twice", 16, 8, True, id="the same tensors of two"),
+    ],
+)
+def test_heads_are_read_where_projections_have_them(case: str, size: int, transposes: int, first: bool) -> None:
+    torch.manual_seed(0)
+    model, n, length = Projections(size, case), Dim("n"), Dim("length")
+    x, value = torch.randn(3, 5, 6), torch.randn(3, 2, 5, size, requires_grad=True)
+    shapes = {"x": {0: n, 1: length}, "value": {0: n, 2: length}}
+    capture = gradients(model, squares, (x, value), dynamic_shapes=shapes)
+    axes = [list(a.ints) for node in capture.model.graph.node for a in node.attribute if a.name == "perm"]
+    found = sum(len(perm) == 4 for perm in axes)
+    assert found == transposes
+    layouts = {a.i for node in capture.model.graph.node for a in node.attribute if a.name == "input_layout"}
+    assert layouts == {0 if first else 1}
+
+    session = onnx_ops.InferenceSession(capture.model)
+    x, value = torch.randn(2, 7, 6), torch.randn(2, 2, 7, size, requires_grad=True)
+    wanted = squares(model, x, value)
+    given = {**dict(model.named_parameters()), "value": value}
+    unused = "projections.2" if case == "before" else "value"
+    given = {name: tensor for name, tensor in given.items() if not name.startswith(unused)}
+    names, slopes = list(given), torch.autograd.grad(wanted, list(given.values()))
+    feeds = capture.state | {"x": x.numpy(), "value": value.detach().numpy()}
+    got = session.run(["loss", *(f"grad.{name}" for name in names)], feeds)
+    for name, array, tensor in zip(["loss", *names], got, (wanted.detach(), *slopes), strict=True):
+        np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-6, err_msg=name)

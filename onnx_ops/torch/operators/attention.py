@@ -196,7 +196,9 @@ def _by_op(
         for tensor, own in zip((query, key, value), heads, strict=True)
     )
     result = _Fused.apply(*four_axes, bias, kept, dropped, is_causal, scale)
-    return result.reshape(*samples, *heads[0], *result.shape[-2:]).to(dtype)
+    if (len(samples), len(heads[0])) != (1, 1):
+        result = result.reshape(*samples, *heads[0], *result.shape[-2:])
+    return result.to(dtype)
 
 
 def _by_products(

@@ -8,17 +8,16 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_ops.torch.base.nodes import replace_node
+from onnx_ops.torch.rewriting.known_shapes import has_shape_of, sizes_depend_on_data
 
 SCALING = ("Mul", "Div")
 BROADCASTING = ("Add", "Sub", "Mul", "Div")
-SIZED_BY_DATA = ("Compress", "NonZero", "Unique")
 
 
 def delay_expands(model: ir.Model) -> None:
     """Let nodes of these types read what is expanded, where the result is the same, in place."""
-    nodes = list(model.graph.all_nodes())
-    by_data = any(node.op_type in SIZED_BY_DATA for node in nodes)
-    waiting = [node for node in nodes if node.domain == "" and node.op_type == "Expand"]
+    by_data = sizes_depend_on_data(model)
+    waiting = [node for node in model.graph.all_nodes() if node.domain == "" and node.op_type == "Expand"]
     while waiting:
         expand = waiting.pop()
         given, (expanded,) = expand.inputs[0], expand.outputs
@@ -32,27 +31,13 @@ def delay_expands(model: ir.Model) -> None:
                 continue
             if user.op_type in SCALING and place == 0 and _is_number(other):
                 waiting.append(_scaled_before(expand, user))
-            elif _has_shape_of(other, expanded, by_data):
+            elif has_shape_of(other, expanded, by_data):
                 user.replace_input_with(place, given)
 
 
 def _is_number(value: ir.Value) -> bool:
     constant = ir.convenience.get_const_tensor(value)
     return constant is not None and len(constant.shape) == 0
-
-
-def _has_shape_of(value: ir.Value, other: ir.Value, by_data: bool) -> bool:
-    """Whether two values certainly have the same shape.
-
-    by_data: whether sizes may depend on data: a condition may say of such a size that it is a dynamic one, and is to be
-        computed also where that is not so.
-    """
-    if value.shape is None or other.shape is None or len(value.shape) != len(other.shape):
-        return False
-    return all(
-        own == size and (isinstance(own, int) or (own.value is not None and not by_data))
-        for own, size in zip(value.shape, other.shape, strict=True)
-    )
 
 
 def _scaled_before(expand: ir.Node, user: ir.Node) -> ir.Node:

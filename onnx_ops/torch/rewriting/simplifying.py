@@ -19,9 +19,11 @@ from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
 from onnx_ops.torch.operators import TABLE
+from onnx_ops.torch.rewriting.attention_layouts import read_heads_in_place
 from onnx_ops.torch.rewriting.expanding import delay_expands
 from onnx_ops.torch.rewriting.gelus import gelus_by_op
 from onnx_ops.torch.rewriting.joining import join_pads
+from onnx_ops.torch.rewriting.known_shapes import remove_reshapes_to_own_shape
 from onnx_ops.torch.rewriting.narrow_tensors import flatten_narrow
 from onnx_ops.torch.rewriting.rms_norms import rms_norms_by_op
 from onnx_ops.torch.rewriting.softmaxes import weigh_by_op, write_out_softmaxes
@@ -76,6 +78,8 @@ def simplify(model: ir.Model) -> None:
     common.RemoveUnusedNodesPass()(model)
     gelus_by_op(model)
     rms_norms_by_op(model)
+    remove_reshapes_to_own_shape(model)
+    read_heads_in_place(model)
     _rewrite_nodes(model)
     common.RemoveUnusedNodesPass()(model)
     _omit_unused_outputs(model)
