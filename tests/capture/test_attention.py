@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -265,4 +266,70 @@ def test_heads_are_read_where_projections_have_them(case: str, size: int, transp
     feeds = capture.state | {"x": x.numpy(), "value": value.detach().numpy()}
     got = session.run(["loss", *(f"grad.{name}" for name in names)], feeds)
     for name, array, tensor in zip(["loss", *names], got, (wanted.detach(), *slopes), strict=True):
+        np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-6, err_msg=name)
+
+
+# --- nn.MultiheadAttention -------------------------------------------------------------------------------------------
+
+
+def upper(x: Tensor) -> Tensor:
+    return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+
+
+def of_heads(x: Tensor) -> Tensor:
+    """Numbers for each sample and head, of positions."""
+    return x.square().sum(-1).repeat_interleave(2, 0)[:, None].expand(-1, x.shape[1], -1)
+
+
+Layer = nn.MultiheadAttention
+MULTI_HEAD: dict[str, tuple[dict[str, Any], Callable[[Layer, Tensor, Tensor], Tensor]]] = {
+    "self": ({}, lambda m, x, y: m(x, x, x, need_weights=False)[0]),
+    "cross": ({"bias": False}, lambda m, x, y: m(x, y, y, need_weights=False)[0]),
+    "all apart": ({}, lambda m, x, y: m(x, y, y.flip(2), need_weights=False)[0]),
+    "own projections": ({"kdim": 4, "vdim": 3}, lambda m, x, y: m(x, y[..., :4], y[..., 1:4], need_weights=False)[0]),
+    "padding": ({}, lambda m, x, y: m(x, y, y, y[..., 0] > y[:, :1, 0], need_weights=False)[0]),
+    "causal": ({}, lambda m, x, y: m(x, x, x, attn_mask=upper(x), is_causal=True, need_weights=False)[0]),
+    "causal and padding": (
+        {},
+        lambda m, x, y: m(x, x, x, x[..., 0] > x[:, :1, 0], False, upper(x), is_causal=True)[0],
+    ),
+    "masks of heads": ({}, lambda m, x, y: m(x, x, x, attn_mask=of_heads(x), need_weights=False)[0]),
+    "positions first": ({"batch_first": False}, lambda m, x, y: m(x, y, y, need_weights=False)[0]),
+    "weights": ({}, lambda m, x, y: (lambda z, w: z[..., :1] + w)(*m(x, y, y, y[..., 0] > y[:, :1, 0]))),
+    "more keys": ({"add_bias_kv": True, "add_zero_attn": True}, lambda m, x, y: m(x, x, x, need_weights=False)[0]),
+    "one sample": ({}, lambda m, x, y: m(x[0], y[0], y[0], need_weights=False)[0]),
+    "dropped": ({"dropout": 0.3}, lambda m, x, y: m(x, y, y, need_weights=False)[0]),
+}
+"""Options and calls, of x (N, L, 6) and y (N, S, 6)."""
+
+
+@pytest.mark.parametrize("case", MULTI_HEAD)
+def test_multi_head_attention(case: str) -> None:
+    torch.manual_seed(0)
+    options, call = MULTI_HEAD[case]
+    model = Layer(6, 2, **{"batch_first": True, **options})
+
+    def weighted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        result = call(cast(Layer, model), x, y)
+        return (result * torch.linspace(-1, 2, result.shape[-1])).square().mean()
+
+    n, queries, keys = Dim("n"), Dim("queries"), Dim("keys")
+    axes = [0, 1] if options.get("batch_first", True) else [1, 0]
+    shapes = [dict(zip(axes, dims, strict=True)) for dims in ((n, queries), (n, keys))]
+    x, y = torch.randn(3, 5, 6), torch.randn(3, 4, 6)
+    if case == "positions first":
+        x, y = x.mT.reshape(5, 3, 6), y.mT.reshape(4, 3, 6)
+    capture = gradients(model, weighted, (x, y), dynamic_shapes=tuple(shapes))
+    assert (op_types(capture.model) >= OPS) == (case != "weights")
+    if case == "dropped":  # with the random numbers of the capture's check alone
+        return
+    session = onnx_ops.InferenceSession(capture.model)
+    x, y = torch.randn(2, 3, 6), torch.randn(2, 5, 6)
+    if case == "positions first":
+        x, y = x.mT.reshape(3, 2, 6), y.mT.reshape(5, 2, 6)
+    wanted = weighted(model, x, y)
+    slopes = torch.autograd.grad(wanted, list(model.parameters()))
+    names = ["loss", *(f"grad.{name}" for name, _ in model.named_parameters())]
+    got = session.run(names, capture.state | {"x": x.numpy(), "y": y.numpy()})
+    for name, array, tensor in zip(names, got, (wanted.detach(), *slopes), strict=True):
         np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-6, err_msg=name)

@@ -118,7 +118,7 @@ class _Fused(torch.autograd.Function):
 
 
 @replaces(functional.scaled_dot_product_attention)
-def _scaled_dot_product_attention(
+def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -128,6 +128,7 @@ def _scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    """As torch.nn.functional.scaled_dot_product_attention."""
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     if dropout_p == 1 or transformed or (is_causal and attn_mask is not None):
         options = attn_mask, dropout_p, is_causal

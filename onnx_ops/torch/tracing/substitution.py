@@ -17,7 +17,10 @@ from onnx_ops.torch.operators.batch_norm import cumulative_averages
 from onnx_ops.torch.operators.recurrent.packing import checked_states
 
 Functions = Mapping[Any, Callable[..., Any]]
-"""Functions of PyTorch, with replacements that have the same parameters."""
+"""Functions of PyTorch, with replacements that have the same parameters.
+
+One may return NotImplemented for arguments that it leaves to PyTorch's function.
+"""
 
 AUTOCAST_TO_FLOAT32 = {
     functional.binary_cross_entropy_with_logits,
@@ -55,17 +58,28 @@ class Substitution(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         replacement = self._functions.get(func)
+        if replacement is not None:
+            result = _replaced(func, replacement, args, kwargs or {})
+            if result is not NotImplemented:
+                return result
         # Within these the mode stays active, as they call other functions: differentiation the backward of the user's
         # autograd functions, torch.nn.functional its own functions.
         nested = func in DIFFERENTIATION or getattr(func, "__globals__", None) is functional.__dict__
-        if replacement is None and nested:
+        if nested:
             with self:
                 return _without_override(func)(*args, **(kwargs or {}))
-        if replacement is not None and func in AUTOCAST_TO_FLOAT32 and torch.is_autocast_enabled("cpu"):
-            args, kwargs = tree_map_only(torch.Tensor, _as_float32, (args, kwargs))
-            with torch.autocast("cpu", enabled=False):
-                return replacement(*args, **(kwargs or {}))
-        return (replacement or func)(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _replaced(
+    func: Callable[..., Any], replacement: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What a replacement returns: NotImplemented where PyTorch's own function is to run."""
+    if func in AUTOCAST_TO_FLOAT32 and torch.is_autocast_enabled("cpu"):
+        args, kwargs = tree_map_only(torch.Tensor, _as_float32, (args, kwargs))
+        with torch.autocast("cpu", enabled=False):
+            return replacement(*args, **kwargs)
+    return replacement(*args, **kwargs)
 
 
 def _as_float32(tensor: torch.Tensor) -> torch.Tensor:
