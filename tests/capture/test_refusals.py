@@ -139,6 +139,15 @@ def test_the_line_that_fixes_a_multiple() -> None:
         )
 
 
+def test_the_line_that_fixes_a_dimension_of_two_inputs() -> None:
+    def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.stack([(model(row) * factor).sum() for row, factor in zip(x, y, strict=True)]).sum()
+
+    rows, example = torch.export.Dim("N"), (torch.ones(4, 3), torch.ones(4))
+    with pytest.raises(CaptureError, match=rf"makes the number 4 of it \({LINE}\)"):
+        gradients(torch.nn.Linear(3, 2), loss, example, dynamic_shapes=({0: rows}, {0: rows}))
+
+
 def test_an_error_that_is_being_handled_explains_nothing() -> None:
     """The causes of an error end at the one that the caller handles."""
     try:

@@ -75,10 +75,10 @@ class RecordedShapes(ShapeEnv):
         self._derived[symbol] = expression.free_symbols
         self._set_replacement(symbol, expression, "derived dimension")
 
-    def line_of(self, size: torch.SymInt) -> Line | None:
-        """The first line that restricts a size: that makes a number of it if there is one."""
-        symbol = size.node._expr
-        own = {symbol} | self._derived.get(symbol, set())
+    def line_of(self, sizes: Iterable[torch.SymInt]) -> Line | None:
+        """The first line that restricts sizes, which are equal: that makes a number of them if there is one."""
+        symbols = {size.node._expr for size in sizes}
+        own = symbols.union(*(self._derived.get(symbol, set()) for symbol in symbols))
         restricting = [(expr, line) for expr, line in self._lines if line and own & expr.free_symbols]
         fixing = (line for expr, line in restricting if expr.free_symbols <= own and isinstance(expr, sympy.Eq))
         return next(fixing, restricting[0][1] if restricting else None)

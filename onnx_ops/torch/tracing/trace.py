@@ -339,11 +339,15 @@ def _allowed(dim: Dimension) -> StrictMinMaxConstraint | None:
 
 def _restrictions(shapes: RecordedShapes, inputs: list[_Input]) -> dict[str, Line]:
     """The line of code that restricts a dynamic dimension, by the name that PyTorch's errors give the dimension."""
+    equal: dict[str, list[torch.SymInt]] = {}  # PyTorch has one symbol, of any of them, for those that are one
+    for given in inputs:
+        for size, dim in given.named():
+            equal.setdefault(dim.__name__, []).append(size)
     lines = {
-        f"{given.source.name}.size()[{axis}]": shapes.line_of(given.fake.shape[axis])
+        f"{given.source.name}.size()[{axis}]": shapes.line_of(equal.get(getattr(dim, "__name__", ""), [size]))
         for given in inputs
-        for axis in given.dimensions
-        if isinstance(given.fake.shape[axis], torch.SymInt)
+        for axis, dim in given.dimensions.items()
+        if isinstance(size := given.fake.shape[axis], torch.SymInt)
     }
     return {name: line for name, line in lines.items() if line is not None}
 
