@@ -636,6 +636,36 @@ def test_the_line_that_makes_a_number_of_a_size_is_named() -> None:
             compared(nn.Linear(8, 8), loss, [(6, 8)], Dim("N"))
 
 
+def rows_more_than_8(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum() if x.shape[0] > 8 else model(x).sum()
+
+
+def rows_in_sixes(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).reshape(-1, 6, 8).square().sum(1).exp().mean()
+
+
+def rows_in_threes(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum() if (x.shape[0] // 4) % 3 == 0 else model(x).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (rows_more_than_8, r"4\*t > 8"),
+        (rows_in_sixes, r"\(\(32\*t\) % 48\) == 0"),
+        (rows_in_threes, r"\(t % 3\) == 0 .* such as 12 \*"),
+    ],
+)
+def test_conditions_on_a_multiple_of_a_dimension_that_no_input_has(loss: Loss, said: str) -> None:
+    with pytest.raises(CaptureError, match=rf"x\.size\(\)\[0\].*right only where {said}"):
+        compared(nn.Linear(8, 8), loss, [(12, 8)], 4 * Dim("t"))
+
+
+def test_conditions_that_multiples_and_bounds_fulfil() -> None:
+    compared(nn.Linear(8, 8), rows_more_than_8, [(12, 8), (16, 8)], 4 * Dim("t", min=3))
+    compared(nn.Linear(8, 8), rows_in_threes, [(12, 8), (36, 8)], 12 * Dim("t"))
+
+
 def test_a_size_that_is_no_multiple() -> None:
     with pytest.raises(CaptureError, match=r"a size of 6 in the example is not 4\*rows for any rows"):
         compared(nn.Linear(8, 8), lambda m, x: m(x).sum(), [(6, 8)], 4 * Dim("rows"))

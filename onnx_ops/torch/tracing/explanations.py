@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -339,22 +340,34 @@ def _specialized(error: BaseException, where: Locations) -> str | None:
             " not name it"
         )
     if found := re.search(r"Not all values of (\S+) .*satisfy the generated guard (.*?)\.?$", str(error), re.MULTILINE):
-        remedy = (
-            " Use // or math.floor in place of int(). Or say so"
-            if "trunc" in found[2] or "//" in found[2]
-            else " Say so"
-        )
-        return (
-            f"{found[1]} is to be dynamic, but the graph is right only where {found[2]}"
-            f"{_restricted(found[1], where)}.{remedy} by min and max of its torch.export.Dim, or by a multiple such as"
-            ' 16 * torch.export.Dim("s"), or let dynamic_shapes not name it'
-        )
+        return holding_where(found[1], found[2], where)
     if found := re.search(r"The values of (\S+) .* and (\S+) .*must always be equal", str(error)):
         return (
             f"{found[1]} and {found[2]} must be equal{_restricted(found[1], where)}: give both the same"
             " torch.export.Dim"
         )
     return f"dynamic_shapes names dimensions that cannot be dynamic: {_first_lines(error)}"
+
+
+def holding_where(size: str, condition: str, where: Locations, factor: int = 1) -> str:
+    """The error message for a graph that a condition on a dynamic size restricts.
+
+    Args:
+        size: PyTorch's name of the size, such as x.size()[0].
+        condition: as Python's code.
+        where: the lines that restrict sizes.
+        factor: by which the size is a multiple of the variable of the condition.
+    """
+    remedy = (
+        " Use // or math.floor in place of int(). Or say so" if "trunc" in condition or "//" in condition else " Say so"
+    )
+    divisors = [int(found) for found in re.findall(r"% (\d+)", condition)]
+    multiple = factor * math.lcm(*divisors) if divisors else 16
+    return (
+        f"{size} is to be dynamic, but the graph is right only where {condition}{_restricted(size, where)}.{remedy} by"
+        f" min and max of its torch.export.Dim, or by a multiple such as {multiple} *"
+        ' torch.export.Dim("s"), or let dynamic_shapes not name it'
+    )
 
 
 def _size(error: BaseException, where: Locations) -> str | None:

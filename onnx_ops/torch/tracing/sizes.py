@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
     guard_or_true,
 )
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.base.errors import CaptureError
@@ -101,8 +102,24 @@ class Roots:
     def __iter__(self) -> Iterator[sympy.Symbol]:
         return iter(self._symbols.values())
 
+    def has(self, dim: Any) -> bool:
+        """Whether a dimension is a multiple of one of these sizes."""
+        return hasattr(dim, "root") and dim.root.__name__ in self._symbols
+
     def symbol(self, dim: Any) -> sympy.Symbol:
         return self._symbols[dim.root.__name__]
+
+    def conditions(self) -> Iterator[tuple[str, str]]:
+        """Conditions on these sizes that the graph requires, as Python's code, each with the name of a dimension in it.
+
+        PyTorch's ShapeEnv has them too, and checks those on sizes of inputs only.
+        """
+        names = {symbol: name for name, symbol in self._symbols.items()}
+        for guard in self._shapes.guards:
+            condition = self._shapes.simplify(guard.expr)
+            for symbol in sorted(names.keys() & condition.free_symbols, key=str):
+                named = condition.xreplace({each: sympy.Symbol(name) for each, name in names.items()})
+                yield names[symbol], PythonPrinter().doprint(named)
 
     def derive(self, sizes: Iterable[tuple[torch.SymInt, Any]]) -> None:
         """Replace sizes in the trace by expressions in their roots, so that conditions such as divisibility are known.
@@ -130,6 +147,7 @@ class Roots:
             source=ConstantSource(root.__name__),
             dynamic_dim=DimDynamic.DYNAMIC,
             constraint_dim=StrictMinMaxConstraint(vr=allowed_sizes(root, least=1), warn_only=False),
+            do_not_specialize_zero_one=True,  # 4 * N is no size of 1 where N is 1
         )
 
 

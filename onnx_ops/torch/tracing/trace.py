@@ -32,13 +32,14 @@ from torch.utils._sympy.numbers import int_oo
 
 from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, SEED
 from onnx_ops.torch.base.arguments import Dimension
+from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.tracing.caches import bypassed_caches, hashes_a_size, without_traced_values
 from onnx_ops.torch.tracing.certainty import largest_size
 from onnx_ops.torch.tracing.constants import Constants
 from onnx_ops.torch.tracing.control_flow import written_control_flow
 from onnx_ops.torch.tracing.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
-from onnx_ops.torch.tracing.explanations import Locations, explained
+from onnx_ops.torch.tracing.explanations import Locations, explained, holding_where
 from onnx_ops.torch.tracing.extremes import symbolic_extremes
 from onnx_ops.torch.tracing.fake_tensors import FakeTensors, unchanged_conversions
 from onnx_ops.torch.tracing.folding import fold_functions
@@ -252,9 +253,9 @@ def _trace(
             with bypassed_caches():
                 graph = traced()
         insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
-        inputs = _bounded(shapes, inputs)
+        inputs = _bounded(shapes, inputs, roots)
         where.restrictions = _restrictions(shapes, inputs)
-        _check_sizes(shapes, inputs, roots)
+        _check_sizes(shapes, inputs, roots, where)
         fold_functions(graph)
     index_rows(graph)
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
@@ -352,13 +353,15 @@ def _restrictions(shapes: RecordedShapes, inputs: list[_Input]) -> dict[str, Lin
     return {name: line for name, line in lines.items() if line is not None}
 
 
-def _bounded(shapes: ShapeEnv, inputs: list[_Input]) -> list[_Input]:
+def _bounded(shapes: ShapeEnv, inputs: list[_Input], roots: Roots) -> list[_Input]:
     """The inputs, with the largest sizes that guards allow as bounds of dimensions without one; drops these guards.
 
     Code may branch on whether there are too many elements, as before an operator that takes fewer than 2**31. Bounds
     that small batches reach are left to the user.
     """
-    sizes = {symbol: dim for given in inputs for symbol, dim in given.symbols() if _has_no_bound(dim)}
+    dims = dict(symbol for given in inputs for symbol in given.symbols())
+    dims |= {roots.symbol(dim): dim.root for dim in list(dims.values()) if roots.has(dim)}
+    sizes = {symbol: dim for symbol, dim in dims.items() if _has_no_bound(dim)}
     bounds: dict[str, int] = {}
     for guard in list(shapes.guards):
         symbols = guard.expr.free_symbols
@@ -369,6 +372,9 @@ def _bounded(shapes: ShapeEnv, inputs: list[_Input]) -> list[_Input]:
             shapes.guards.remove(guard)
 
     def bound(dim: Dimension) -> Dimension:
+        if roots.has(dim):
+            root = bound(dim.root)
+            return dim if root is dim.root else type(dim)(dim.__name__, root, dim.fn)
         if not _has_no_bound(dim) or dim.__name__ not in bounds:
             return dim
         return torch.export.Dim(dim.__name__, min=dim.min, max=bounds[dim.__name__])
@@ -393,8 +399,8 @@ def _unify_sizes(inputs: list[_Input]) -> None:
                 torch._check(known == size)
 
 
-def _check_sizes(shapes: ShapeEnv, inputs: list[_Input], roots: Roots) -> None:
-    """Raise PyTorch's error for a graph that is valid only for some sizes of the dynamic dimensions.
+def _check_sizes(shapes: ShapeEnv, inputs: list[_Input], roots: Roots, where: Locations) -> None:
+    """Raise PyTorch's error or a CaptureError for a graph that is valid only for some sizes of the dynamic dimensions.
 
     Conditions on sizes, such as `if len(x) > 4`, were evaluated for the examples.
     """
@@ -425,3 +431,6 @@ def _check_sizes(shapes: ShapeEnv, inputs: list[_Input], roots: Roots) -> None:
             warn_only=False,
         ),
     )
+    for name, condition in roots.conditions():
+        dim, place = next((dim, place) for dim, place in named if roots.has(dim) and dim.root.__name__ == name)
+        raise CaptureError(holding_where(place.name, condition, where, int(dim.fn(1) - dim.fn(0))))
