@@ -567,7 +567,7 @@ x.cosh(); x.asinh(); x.expm1(); x.exp2(); x.sign() * x; x.relu(); x.round() * x;
 x.trunc() * x; x.frac(); x.sinc(); x.clamp(-0.5, 0.7); x.clamp(min=0); x.clamp(max=0.3); x.pow(3); x ** 2; 2.5 ** x;
 torch.addcmul(x, x, x, value=0.3); torch.addcdiv(x, x, 2 + x * x, value=0.3); torch.lerp(x, x * x, 0.3);
 torch.where(x > 0, x, x * 0.1); x.masked_fill(x > 0, 0.3); x.sum(); x.sum(1); x.sum((0, 1)); x.mean(0);
-x.mean(1, keepdim=True); x.var(1); x.var(0, correction=0); x.std(1); x.std(); torch.var_mean(x, 1)[0];
+x.mean(1, keepdim=True); x.mean(None); x.var(1); x.var(0, correction=0); x.std(1); x.std(); torch.var_mean(x, 1)[0];
 torch.std_mean(x, 1)[0]; x.prod(); x.prod(1); x.logsumexp(1); x.logsumexp((0, 1)); x.amax(1); x.amax(); x.amin(1);
 x.max(); x.min(); x.max(1)[0]; x.min(1)[0]; x.aminmax(dim=1)[0]; x.median(1)[0]; x.norm(); x.norm(dim=1);
 x.norm(p=1, dim=1); x.norm(p=3); torch.linalg.vector_norm(x, 3, dim=1);

@@ -32,6 +32,16 @@ def _vector_norm(
     return NotImplemented
 
 
+@decomposes(aten.mean.dim)
+def _mean(
+    self: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    """The translation of torch.onnx takes no None for all axes."""
+    if dim is not None:
+        return NotImplemented
+    return aten.mean.dim(self, list(range(self.dim())), keepdim, dtype=dtype)
+
+
 def _any_nan(x: Any, axes: Any, keepdims: int) -> tuple[Any, Any]:
     """Where x is NaN, as uint8, and whether it is anywhere along the axes; onnxruntime's extremes ignore NaN."""
     isnan = op.Cast(op.IsNaN(x), to=ir.DataType.UINT8)
