@@ -33,9 +33,7 @@ def _vector_norm(
 
 
 @decomposes(aten.mean.dim)
-def _mean(
-    self: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Any:
+def _mean(self: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
     """The translation of torch.onnx takes no None for all axes."""
     if dim is not None:
         return NotImplemented

@@ -109,16 +109,17 @@ class Roots:
     def symbol(self, dim: Any) -> sympy.Symbol:
         return self._symbols[dim.root.__name__]
 
-    def conditions(self) -> Iterator[tuple[str, str]]:
+    def conditions(self, others: Mapping[sympy.Symbol, str]) -> Iterator[tuple[str, str]]:
         """Conditions on these sizes that the graph requires, as Python's code, each with the name of a dimension in it.
 
-        PyTorch's ShapeEnv has them too, and checks those on sizes of inputs only.
+        `others` has the names of the sizes of inputs.
+        PyTorch's ShapeEnv has them too, and checks those on sizes of inputs only, and whether a size is a number.
         """
-        names = {symbol: name for name, symbol in self._symbols.items()}
+        replaced = self._shapes.replacements
+        names = {s: name for name, s in self._symbols.items() if not replaced.get(s, s).is_number}
         for guard in self._shapes.guards:
-            condition = self._shapes.simplify(guard.expr)
-            for symbol in sorted(names.keys() & condition.free_symbols, key=str):
-                named = condition.xreplace({each: sympy.Symbol(name) for each, name in names.items()})
+            for symbol in sorted(names.keys() & guard.expr.free_symbols, key=str):
+                named = guard.expr.xreplace({each: sympy.Symbol(name) for each, name in {**others, **names}.items()})
                 yield names[symbol], PythonPrinter().doprint(named)
 
     def derive(self, sizes: Iterable[tuple[torch.SymInt, Any]]) -> None:

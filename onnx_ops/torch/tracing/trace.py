@@ -419,6 +419,15 @@ def _check_sizes(shapes: ShapeEnv, inputs: list[_Input], roots: Roots, where: Lo
         for dim, place in named
         if hasattr(dim, "root")
     ]
+    others = {
+        given.fake.shape[axis].node.expr: TensorPropertySource(given.source, TensorProperty.SIZE, axis).name
+        for given in inputs
+        for axis in given.dimensions
+        if is_symbolic(given.fake.shape[axis])
+    }
+    for name, condition in roots.conditions(others):
+        dim, place = next((dim, place) for dim, place in named if roots.has(dim) and dim.root.__name__ == name)
+        raise CaptureError(holding_where(place.name, condition, where, int(dim.fn(1) - dim.fn(0))))
     shapes.produce_guards(
         [given.fake for given in inputs],
         [given.source for given in inputs],
@@ -431,6 +440,3 @@ def _check_sizes(shapes: ShapeEnv, inputs: list[_Input], roots: Roots, where: Lo
             warn_only=False,
         ),
     )
-    for name, condition in roots.conditions():
-        dim, place = next((dim, place) for dim, place in named if roots.has(dim) and dim.root.__name__ == name)
-        raise CaptureError(holding_where(place.name, condition, where, int(dim.fn(1) - dim.fn(0))))
