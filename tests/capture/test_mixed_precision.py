@@ -94,6 +94,25 @@ def test_each_operator_rounds(dtype: torch.dtype) -> None:
             np.testing.assert_array_equal(one, other.detach().float().numpy(), err_msg=level)
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda y: y.diagonal().mul_(2),
+        lambda y: y.unfold(1, 2, 2)[:, 0].fill_(0.5),
+        lambda y: y.as_strided((2, 2), (6, 1)).copy_(torch.ones(())),
+    ],
+)
+def test_writes_to_views_that_are_copies_are_refused(write: Callable[[Tensor], Tensor]) -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x).sin()
+        write(y)
+        return y.float().square().mean()
+
+    model, x = nn.Linear(4, 6).bfloat16(), torch.ones(3, 4, dtype=torch.bfloat16)
+    with pytest.raises(CaptureError, match=r"writes to a view of a 16-bit tensor at \S*test_mixed_precision\.py, line"):
+        gradients(model, loss, (x,), check=False)
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

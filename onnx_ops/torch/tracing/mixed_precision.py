@@ -16,7 +16,9 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
-from onnx_ops.torch.tracing.effects import written
+from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.tracing.effects import Storages, storages, written
+from onnx_ops.torch.tracing.frames import line_now
 
 aten = torch.ops.aten
 
@@ -68,12 +70,24 @@ ROUNDED_SCALARS = (aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_
 
 
 class Float32Computation(TorchDispatchMode):
-    """A mode in which operators of 16-bit tensors cast their inputs to float32, and their results back."""
+    """A mode in which operators of 16-bit tensors cast their inputs to float32, and their results back.
+
+    Views that are no movements of `EXACT`, such as a diagonal, are copies then.
+
+    Raises:
+        CaptureError: an operator writes to such a copy.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copies: Storages = {}
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func._schema.is_mutable and torch.Tag.inplace_view not in func.tags:
+            self._check_writes(func, args, kwargs)
         if func in EXACT or func.namespace != "aten" or not tree_any(_is_narrow, (args, kwargs)):
             return func(*args, **kwargs)
         wide = {id(leaf): _wide(leaf) for leaf in tree_leaves((args, kwargs)) if _is_narrow(leaf)}
@@ -88,7 +102,31 @@ class Float32Computation(TorchDispatchMode):
             result = func(*args, **kwargs)
             for tensor in changed:
                 tensor.copy_(wide[id(tensor)])
-            return tree_map(lambda found, wanted: originals.get(id(found), _cast(found, wanted)), result, expected)
+            result = tree_map(lambda found, wanted: originals.get(id(found), _cast(found, wanted)), result, expected)
+        if _is_view(func) and not any(map(_is_expanded, tree_leaves(expected))):
+            self._copies |= storages(tree_leaves(result))
+        return result
+
+    def _check_writes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._copies.keys() & storages(tree_leaves(list(written(func, args, kwargs)))).keys():
+            line = line_now()
+            where = "" if line is None else f" at {line}"
+            raise CaptureError(
+                f"{func} writes to a view of a 16-bit tensor{where}, which is a copy in a graph, as it is computed in"
+                " float32: write to elements of the tensor itself, select by torch.where,"
+                " or compute it in float32"
+            )
+
+
+def _is_view(func: OpOverload) -> bool:
+    """Whether the results of an operator have the memory of its input, which it does not change."""
+    aliases = [returned.alias_info for returned in func._schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements have the same memory: what writes to such a tensor has made a copy of it."""
+    return any(isinstance(stride, int) and stride == 0 for stride in tensor.stride())
 
 
 def _is_narrow(leaf: Any) -> bool:
