@@ -571,6 +571,26 @@ def test_multiples_of_a_dimension() -> None:
     )
 
 
+class WindowsOfTime(nn.Module):
+    """That overlap, with the time before the samples, as of Longformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.linear(x).transpose(0, 1)
+        step, sample, feature = rows.stride()
+        return rows.as_strided((2, 4, rows.shape[1], 4), (2 * step, step, sample, feature)).sin()
+
+
+@pytest.mark.parametrize("samples", [Dim("N"), Dim.STATIC], ids=["dynamic", "static"])
+def test_windows_of_axes_in_another_order(samples: Any) -> None:
+    shapes = [(3, 6, 3)] if samples is Dim.STATIC else [(3, 6, 3), (5, 6, 3), (1, 6, 3)]
+    compared(WindowsOfTime(), lambda m, x: (m(x) * torch.arange(4)).square().mean(), shapes, samples)
+
+
 def lines_of(loss: Loss) -> str:
     code = loss.__code__
     return rf"test_dynamic_sizes\.py, line {code.co_firstlineno + 1}\)"

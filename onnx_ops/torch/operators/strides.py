@@ -1,4 +1,4 @@
-"""Views by strides of a tensor with dynamic sizes, such as windows that overlap."""
+"""Views by strides, such as windows that overlap, of tensors with dynamic sizes or with axes in another order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from onnx_ops.torch.base.table import replaces
 def _as_strided(input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """The elements by their indices: PyTorch's gradient of a view makes numbers of dynamic sizes.
 
-    What needs no gradient, or whose elements are not dense in memory, and views beyond these, stay views.
+    In a graph, the elements of a tensor are in the order of its axes. Of tensors that are stored so, what has static
+    sizes or needs no gradient stays a view; so do views of tensors that are not dense in memory, and beyond these.
     """
-    if not (any(map(is_symbolic, input.shape)) and input.requires_grad):
+    is_differentiated = any(map(is_symbolic, input.shape)) and input.requires_grad
+    if input.is_contiguous() and not is_differentiated:
         return torch.as_strided(input, size, stride, storage_offset)
     stored = input.permute(_order_in_memory(input))
     if not stored.is_contiguous():
