@@ -77,7 +77,7 @@ def test_capture() -> None:
 class Windows(nn.Module):
     """Attention in products, as Swin has it: a mask whose weights are subnormal, and positions with a gradient."""
 
-    def __init__(self, logarithm: bool) -> None:
+    def __init__(self, logarithm: str) -> None:
         super().__init__()
         self.project, self.logarithm = nn.Linear(6, 18), logarithm
         self.positions = nn.Parameter(torch.linspace(-1, 1, 25).reshape(5, 5))
@@ -90,20 +90,23 @@ class Windows(nn.Module):
         scores = query @ key.transpose(1, 2) / 6**0.5 + self.positions + self.mask
         weights = scores.softmax(-1)
         result = functional.dropout(weights, 0.0) @ value
-        if self.logarithm:
+        if self.logarithm == "of weights":
             return result.sum() - weights.log().mean()
+        if self.logarithm == "of copies":  # the weights of elements that have a class each
+            classes = weights @ torch.eye(5, dtype=x.dtype)[:, [1, 0, 4, 2, 3]]
+            return result.sum() - (classes[..., 1:] + 0.0).log().mean()
         return result.square().sum()
 
 
-@pytest.mark.parametrize("logarithm", [False, True])
-def test_weights_of_products(logarithm: bool) -> None:
+@pytest.mark.parametrize("logarithm", ["", "of weights", "of copies"])
+def test_weights_of_products(logarithm: str) -> None:
     """Subnormal weights count as 0, except where a logarithm is taken of them."""
     torch.manual_seed(0)
     model, rows = Windows(logarithm), [torch.randn(batch, 5, 6) for batch in (2, 3)]
     captured = gradients(model, lambda model, x: model(x), (rows[0],))
     assert has(captured.model, "SoftmaxBackward")
-    assert has(captured.model, "SoftmaxV2") != logarithm
-    assert has(captured.model, "Softmax") == logarithm
+    assert has(captured.model, "SoftmaxV2") == (not logarithm)
+    assert has(captured.model, "Softmax") == bool(logarithm)
     assert captured.inference is None or not has(captured.inference, "SoftmaxV2")
     compared(model, lambda model, x: model(x), rows, {0: Dim("N")})
 

@@ -23,6 +23,8 @@ DTYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 PRODUCTS = ("MatMul", "Gemm")
 BETWEEN = ("Cast", "Div", "DropoutV3", "Expand", "Mul", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 """What may come between a softmax and the products that it is a factor of."""
+SELECTING = (*BETWEEN, "Add", "Concat", "Gather", "GatherElements", "GatherND", "ReduceSum", "Slice", "Split", "Where")
+"""What may come between such a product and a logarithm of weights that it selects or adds up."""
 
 
 def weigh_by_op(model: ir.Model) -> None:
@@ -46,11 +48,24 @@ def _is_factor(value: ir.Value) -> bool:
     if value.is_graph_output() or not value.uses():
         return False
     return all(
-        user.op_type in PRODUCTS
+        (user.op_type in PRODUCTS and not _has_logarithm(user))
         or user.op_type == "SoftmaxBackward"
         or (user.op_type in BETWEEN and _is_factor(user.outputs[0]))
         for user, _ in value.uses()
     )
+
+
+def _has_logarithm(product: ir.Node) -> bool:
+    """Whether there may be the logarithm of a weight, as in networks that copy words: of products with a one-hot."""
+    waiting, seen = [product], {product}
+    while waiting:
+        for value in waiting.pop().outputs:
+            users = {user for user, _ in value.uses()} - seen
+            if any(user.op_type == "Log" for user in users):
+                return True
+            seen |= users
+            waiting += [user for user in users if user.op_type in SELECTING]
+    return False
 
 
 def write_out_softmaxes(model: ir.Model) -> None:
