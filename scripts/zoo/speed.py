@@ -193,11 +193,11 @@ def _measure(name: str, threads: int, budget: float, compiled: bool) -> None:
         rounds, load = timing.least_loaded({"step": ours, "torch": theirs}, budget)
     ratio = timing.median_of(lambda one, other: one / other, rounds["step"], rounds["torch"])
     with changed(name, threads) as speed:
-        speed.step, speed.foreign_load = statistics.median(rounds["step"]), load
         if compiled:
             speed.over_compile = ratio
         else:
-            speed.eager, speed.over_eager = statistics.median(rounds["torch"]), ratio
+            speed.step, speed.eager = (statistics.median(rounds[side]) for side in ("step", "torch"))
+            speed.over_eager, speed.foreign_load = ratio, load
 
 
 @contextlib.contextmanager
