@@ -15,8 +15,8 @@ from onnx_ops.torch.base.table import replaces
 def _as_strided(input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """The elements by their indices: PyTorch's gradient of a view makes numbers of dynamic sizes.
 
-    In a graph, the elements of a tensor are in the order of its axes. Of tensors that are stored so, what has static
-    sizes or needs no gradient stays a view; so do views of tensors that are not dense in memory, and beyond these.
+    A graph has the elements of a tensor in the order of its axes. Of a tensor that is contiguous, views with static
+    sizes or without a gradient stay views, as do those of tensors with gaps in memory, and those past the last element.
     """
     is_differentiated = any(map(is_symbolic, input.shape)) and input.requires_grad
     if input.is_contiguous() and not is_differentiated:
