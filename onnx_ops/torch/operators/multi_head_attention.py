@@ -100,9 +100,13 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _projected(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[Tensor]:
     """Queries, keys and values, (N, L, E), of what has the positions first; what is the same is projected once."""
-    size = query.shape[-1]
-    counts = [3] if query is key and key is value else [1, 2] if key is value else [1, 1, 1]
-    given = iter((query, key, value) if len(counts) == 3 else (query, key))
-    biases = [None] * len(counts) if bias is None else bias.split([count * size for count in counts])
-    for count, rows, own in zip(counts, weight.split([count * size for count in counts]), biases, strict=True):
-        yield from functional.linear(next(given).transpose(0, 1), rows, own).chunk(count, -1)
+    if key is not value:
+        groups = [(query, 1), (key, 1), (value, 1)]
+    elif query is not key:
+        groups = [(query, 1), (key, 2)]
+    else:
+        groups = [(query, 3)]
+    rows = [count * query.shape[-1] for _, count in groups]
+    biases = [None] * len(groups) if bias is None else bias.split(rows)
+    for (given, count), own, shift in zip(groups, weight.split(rows), biases, strict=True):
+        yield from functional.linear(given.transpose(0, 1), own, shift).chunk(count, -1)

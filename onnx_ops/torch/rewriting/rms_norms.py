@@ -24,6 +24,7 @@ import onnx_ir as ir
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.torch.base.nodes import is_read_once, replace_node, unneeded
 from onnx_ops.torch.rewriting.joining import is_term, terms_of
+from onnx_ops.torch.rewriting.known_shapes import has_shape_of
 
 MOST_FACTORS = 8
 """The depth up to which products are taken apart."""
@@ -161,9 +162,7 @@ class _Norm:
 
     def _is_like_x(self, value: ir.Value) -> bool:
         """Whether a value has the shape of x, whatever the dynamic sizes are."""
-        own, other = self.x.shape, value.shape
-        assert own is not None
-        return own == other and all(isinstance(size, int) or size.value is not None for size in own)
+        return has_shape_of(self.x, value, by_data=False)
 
     def _terms(self, g: ir.Value) -> _Terms | None:
         """The terms of the gradient with respect to x, if g is that with respect to `normal`."""
