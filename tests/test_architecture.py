@@ -53,6 +53,7 @@ TORCH = (
     "optimizers",
     "steps",
     "verification",
+    "garbage",
     "progress",
     "exchange",
     "forward",

@@ -28,6 +28,7 @@ from onnx_ops.torch.base.arguments import DynamicShapes
 from onnx_ops.torch.base.arrays import as_array, to_array
 from onnx_ops.torch.base.errors import CaptureError, DifferenceError
 from onnx_ops.torch.forward import Forward, make_constant, model_proto
+from onnx_ops.torch.garbage import collected_rarely
 from onnx_ops.torch.lowering.export import to_onnx
 from onnx_ops.torch.optimizers.plan import Optimizers, Plan
 from onnx_ops.torch.progress import Progress
@@ -256,12 +257,12 @@ def _captured(
     refuse_compiled(joint.model)
     inspections = Inspections()
     try:
-        with inspections.watched(hidden=False):
+        with collected_rarely(), inspections.watched(hidden=False):
             return _attempted(joint, options, update_of, scale)
     except DifferenceError:
         if not inspections.found:
             raise
-    with inspections.watched(hidden=True):
+    with collected_rarely(), inspections.watched(hidden=True):
         return _attempted(joint, options, update_of, scale)
 
 

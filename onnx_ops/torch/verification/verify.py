@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -328,11 +329,15 @@ class Verification:
         except Exception:  # the user's code requires another dtype
             return None
 
+    @functools.cached_property
+    def _wide_graph(self) -> Graph:
+        """The graph in float64."""
+        return Graph(to_float64(self._model), _plain_session)
+
     def _is_rounding(self, got: Arrays, theirs: Arrays, exact: Arrays, values: Tensors) -> bool:
         """Whether the graph is correct in float64, and its errors in float32 are within the tolerance for rounding."""
         try:
-            graph = Graph(to_float64(self._model), _plain_session)
-            computed = graph.run(_wide(self._state | values))
+            computed = self._wide_graph.run(_wide(self._state | values))
         except CaptureError:  # onnxruntime lacks a float64 kernel
             return False
         wide = _wide(values)
