@@ -36,10 +36,16 @@ def statistic(shape: Shape, normalized: int) -> Shape:
 
 
 def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array:
-    """Roundings: of y three for its factors, and one of each square where these are added in the computing dtype."""
+    """Roundings: of y three for its factors, and one of each square where these are added in the computing dtype.
+
+    Those of the squares count for more where a negative epsilon cancels their mean.
+    """
     in_double = FLOAT64 in {dtype, *(array.dtype for array in call.given.values())}
-    y, inverse = oracle(call.given["x"], call.given["gamma"], call.attributes.get("epsilon", 1e-6))
-    sums = 0.5 * call.given["gamma"].size + 3 if portable or in_double else 0
+    epsilon = call.attributes.get("epsilon", 1e-6)
+    y, inverse = oracle(call.given["x"], call.given["gamma"], epsilon)
+    with np.errstate(all="ignore"):
+        cancelled = np.nan_to_num(np.abs(1 - attribute(epsilon, np.float64) * inverse**2), nan=1, posinf=1)
+    sums = (0.5 * call.given["gamma"].size + 3) * cancelled if portable or in_double else 0
     size = np.abs(y) * (sums + 3) if output == "y" else np.abs(inverse) * sums
     return np.asarray(size * 2.0 ** (-53 if in_double else -24))
 

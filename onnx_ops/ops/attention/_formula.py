@@ -30,16 +30,21 @@ def scores_of(
     shift: np.ndarray | None,
     mask: np.ndarray | None,
     *,
+    widest: float = np.inf,
     scale_value: float = 1.0,
     sparse_mode: int = ALL_KEYS,
     pse_type: int = SCALED_AFTER,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The scores of float64 queries (B, N, Sq, D) and keys (B, M, Sk, D), and whether each is hidden."""
+    """The scores of float64 queries (B, N, Sq, D) and keys (B, M, Sk, D), and whether each is hidden.
+
+    Scores beyond `widest`, the largest number of the dtype in which the kernel computes, are infinite.
+    """
     scale, queries, keys = np.float64(np.float32(scale_value)), query.shape[2], key.shape[2]
     with np.errstate(all="ignore"):
         dots = query @ spread_heads(key, query.shape[1]).swapaxes(2, 3)
         added = np.zeros(()) if shift is None else shift.astype(np.float64)
         scores = (dots + added) * scale if pse_type == SCALED_AFTER else dots * scale + added
+        scores = np.where(np.abs(scores) > widest, scores * np.inf, scores)
     reach = 0 if sparse_mode == LEFT_UP_CAUSAL else keys - queries if sparse_mode == RIGHT_DOWN_CAUSAL else keys
     hidden = np.broadcast_to(np.arange(keys) > np.arange(queries)[:, None] + reach, scores.shape)
     if mask is not None:

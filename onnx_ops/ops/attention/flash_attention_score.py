@@ -89,9 +89,10 @@ the number of threads.
 
 Edge rules: the weights of a query all of whose scores are -inf are 0, and so is its result, as in PyTorch and with
 innerPrecise 2 of aclnn; its `softmax_max` is -inf. A score of NaN or infinity makes all weights of the query NaN, as
-well as `softmax_max` and `softmax_sum`. Masked scores are -inf also where `query` or `key` are NaN; a weight of 0 times
-an infinite or NaN `value` is NaN. A weight below exp(-87) (double: exp(-708)) times that of the largest score counts as
-0. Dropped weights are 0 even if they are NaN. Without `real_shift` and masks nothing is added, masked or dropped.
+well as `softmax_max` and `softmax_sum`; one beyond the range of the dtype of computation is infinite. Masked scores are
+-inf also where `query` or `key` are NaN; a weight of 0 times an infinite or NaN `value` is NaN. A weight below exp(-87)
+(double: exp(-708)) times that of the largest score counts as 0. Dropped weights are 0 even if they are NaN. Without
+`real_shift` and masks nothing is added, masked or dropped.
 
 Without a kernel: the scores and weights are in memory as a whole, the order of summation is that of the runtime's
 MatMul, and small weights do not count as 0. Shapes known only at run time are not checked.
@@ -139,7 +140,8 @@ def reference(
         softmax_max (B, N, Sq), softmax_sum (B, N, Sq) and attention_out (B, N, Sq, E).
     """
     q, k, v = (exchanged(array.astype(np.float64), input_layout) for array in (query, key, value))
-    scores, _ = scores_of(q, k, real_shift, atten_mask, **settings)
+    statistics = np.float64 if query.dtype == np.float64 else np.float32
+    scores, _ = scores_of(q, k, real_shift, atten_mask, widest=float(np.finfo(statistics).max), **settings)
     with np.errstate(all="ignore"):
         most = scores.max(axis=-1, initial=-np.inf)
         terms = np.exp(scores - np.where(most == -np.inf, 0.0, most)[..., None])
@@ -151,7 +153,6 @@ def reference(
         else:
             weights = weights / np.float64(np.float32(keep_prob))
         result = weights @ spread_heads(v, q.shape[1])
-    statistics = np.float64 if query.dtype == np.float64 else np.float32
     out = rounded(exchanged(result, input_layout), query.dtype, dtype)
     return rounded(most, statistics, dtype), rounded(total, statistics, dtype), out
 

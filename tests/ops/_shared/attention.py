@@ -151,7 +151,7 @@ class Scores:
 def scores_of(
     query: Any, key: Any, value: Any, shift: Any, mask: Any, dtype: Reals, settings: Mapping[str, Any]
 ) -> Scores:
-    """The scores, key by key."""
+    """The scores, key by key; infinite beyond the range of the computing dtype."""
     layout, mode = settings["input_layout"], settings["sparse_mode"]
     q, k, v = (exchanged(real(array, dtype), layout) for array in (query, key, value))
     group = q.shape[1] // max(k.shape[1], 1)
@@ -170,6 +170,8 @@ def scores_of(
         for i in range(shape[2]):
             if (mode == 2 and j > i) or (mode == 3 and j > i + shape[3] - shape[2]):
                 hidden[:, :, i, j] = True
+    widest = np.finfo(FLOAT64 if np.asarray(query).dtype == FLOAT64 else FLOAT32).max
+    scores[np.abs(scores) > widest] *= np.inf
     scores[hidden], sizes[hidden] = -np.inf, 0
     most = scores.max(-1, initial=-np.inf)
     terms = np.exp(scores - np.where(np.isneginf(most), 0, most)[..., None])
