@@ -54,7 +54,7 @@ def factorizations(y: Tensor) -> list[Tensor]:
 
 
 def equations(y: Tensor) -> list[Tensor]:
-    matrix = general(y)
+    matrix = general(y)  # its determinant is about 3**6, with a rounding error that its sine would have as a whole
     return [
         linalg.solve(matrix, y),
         linalg.solve(matrix.mT, y, left=False),
@@ -68,8 +68,8 @@ def equations(y: Tensor) -> list[Tensor]:
         linalg.inv(matrix),
         linalg.inv_ex(matrix.mT).inverse,
         linalg.matrix_power(matrix, -2),
-        linalg.det(matrix),
-        linalg.det(matrix.mT),
+        linalg.det(matrix / 3),
+        linalg.det(matrix.mT / 3),
         *linalg.slogdet(matrix),
         torch.logdet(positive(y)),
     ]

@@ -101,7 +101,7 @@ def reference(
     normalized_shape: Sequence[int],
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """NumPy definition, computed in float64.
+    """NumPy definition, computed in float64 and in C order, whatever the memory layout of the arrays.
 
     Args:
         grad_out, input: floating arrays of one shape, (..., *normalized_shape).
@@ -117,9 +117,9 @@ def reference(
     first = input.ndim - len(normalized_shape)
     normalized, others = tuple(range(first, input.ndim)), tuple(range(first))
     count = max(math.prod(normalized_shape), 1)
-    grad, inverse = grad_out.astype(np.float64), rstd.astype(np.float64)
+    grad, inverse = grad_out.astype(np.float64, order="C"), rstd.astype(np.float64)
     with np.errstate(all="ignore"):
-        normal = (input.astype(np.float64) - mean.astype(np.float64)) * inverse
+        normal = (input.astype(np.float64, order="C") - mean.astype(np.float64)) * inverse
         scaled = grad if weight is None else grad * weight.astype(np.float64)
         average = scaled.sum(axis=normalized, keepdims=True) / count
         slope = (scaled * normal).sum(axis=normalized, keepdims=True) / count

@@ -74,7 +74,7 @@ and `y` is 0. Shapes known only at run time are not checked. If the model does n
 def reference(
     x: np.ndarray, gamma: np.ndarray, *, epsilon: float = 1e-6, dtype: npt.DTypeLike | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """NumPy definition, computed in float64.
+    """NumPy definition, computed in float64 and in C order, whatever the memory layout of the arrays.
 
     Args:
         x: floating array (..., *gamma.shape).
@@ -86,7 +86,7 @@ def reference(
         y and rstd.
     """
     axes = tuple(range(x.ndim - gamma.ndim, x.ndim))
-    values = x.astype(np.float64)
+    values = x.astype(np.float64, order="C")
     with np.errstate(all="ignore"):
         mean = (values * values).sum(axis=axes, keepdims=True) / max(gamma.size, 1)
         inverse = 1 / np.sqrt(mean + np.float64(np.float32(epsilon)))

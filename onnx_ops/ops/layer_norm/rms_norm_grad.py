@@ -83,7 +83,7 @@ not checked. If the model does not declare the dtype of `gamma`, it must be floa
 def reference(
     dy: np.ndarray, x: np.ndarray, rstd: np.ndarray, gamma: np.ndarray, *, dtype: npt.DTypeLike | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """NumPy definition, computed in float64.
+    """NumPy definition, computed in float64 and in C order, whatever the memory layout of the arrays.
 
     Args:
         dy, x: floating arrays of one shape, (..., *gamma.shape).
@@ -96,9 +96,9 @@ def reference(
     """
     first = x.ndim - gamma.ndim
     normalized, others = tuple(range(first, x.ndim)), tuple(range(first))
-    grad, inverse = dy.astype(np.float64), rstd.astype(np.float64)
+    grad, inverse = dy.astype(np.float64, order="C"), rstd.astype(np.float64)
     with np.errstate(all="ignore"):
-        normal = x.astype(np.float64) * inverse
+        normal = x.astype(np.float64, order="C") * inverse
         scaled = grad * gamma.astype(np.float64)
         slope = (scaled * normal).sum(axis=normalized, keepdims=True) / max(gamma.size, 1)
         dx = (scaled - normal * slope) * inverse
