@@ -14,6 +14,8 @@ from scripts.zoo.losses import images, normal, pixels, tokens
 
 MODELS = Models("transformers")
 VOCABULARY, TIME = 61, 10
+CHUNK = 4
+"""Tokens that state space models compute together."""
 TEXT = ({0: ROWS, 1: Dim("time", max=64)},)
 
 
@@ -41,6 +43,13 @@ def _decoder(name: str, config: str, **options: Any) -> Case:
     settings = sizes | {"intermediate_size": 48, "use_cache": False, "pad_token_id": 0} | options
     model = getattr(transformers, name)(getattr(transformers, config)(**settings))
     return Case(model, _next_token, _text, TEXT)
+
+
+def _in_chunks(name: str, config: str, **options: Any) -> Case:
+    """A language model that computes in chunks, to which it pads: the number of tokens is a multiple of a chunk."""
+    case = _decoder(name, config, **options)
+    texts = ({0: ROWS, 1: CHUNK * Dim("chunks", max=16)},)
+    return Case(case.model, case.loss, lambda n: (torch.randint(3, VOCABULARY, (n, CHUNK * (n + 1))),), texts)
 
 
 def _unrolled(case: Case) -> Case:
@@ -162,6 +171,32 @@ def qwen2_moe() -> Case:
 @MODELS("Mamba, static length")
 def mamba() -> Case:
     return _unrolled(_decoder("MambaForCausalLM", "MambaConfig", state_size=4))
+
+
+@MODELS("Mamba 2")
+def mamba2() -> Case:
+    return _in_chunks(
+        "Mamba2ForCausalLM", "Mamba2Config", num_heads=8, head_dim=8, state_size=8, n_groups=2, chunk_size=CHUNK
+    )
+
+
+@MODELS("Bamba")
+def bamba() -> Case:
+    sizes = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "num_key_value_heads": 2}
+    return _in_chunks("BambaForCausalLM", "BambaConfig", mamba_chunk_size=CHUNK, attn_layer_indices=[1], **sizes)
+
+
+@MODELS("Zamba 2")
+def zamba2() -> Case:
+    sizes = {"mamba_d_state": 8, "n_mamba_heads": 4, "mamba_headdim": 16, "mamba_ngroups": 1, "num_mem_blocks": 1}
+    layers = ["mamba", "hybrid"]
+    return _in_chunks("Zamba2ForCausalLM", "Zamba2Config", chunk_size=CHUNK, layers_block_type=layers, **sizes)
+
+
+@MODELS("Falcon-H1")
+def falcon_h1() -> Case:
+    sizes = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "head_dim": 8}
+    return _in_chunks("FalconH1ForCausalLM", "FalconH1Config", mamba_chunk_size=CHUNK, num_key_value_heads=2, **sizes)
 
 
 @MODELS("RWKV, static length")
