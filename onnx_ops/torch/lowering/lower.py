@@ -176,8 +176,13 @@ def _share_sizes(module: GraphModule) -> None:
         symbols = expression.free_symbols
         for symbol in symbols & roots.keys() - known.keys():
             known[symbol] = _root(node, symbol, roots[symbol], known[roots[symbol]])
-        if expression not in known and node.target in OF_TENSORS and symbols <= known.keys():
-            known[expression] = _computed(node, expression, {symbol: known[symbol] for symbol in symbols})
+        if expression not in known and node.target in OF_TENSORS:
+            # Through the known parts of it: sizes of resized images have functions that only their own nodes compute.
+            parts = {part: sympy.Dummy(integer=True) for part in known}
+            whole, sizes = expression.xreplace(parts), {parts[part]: size for part, size in known.items()}
+            if whole.free_symbols <= sizes.keys():
+                used = {symbol: sizes[symbol] for symbol in whole.free_symbols}
+                known[expression] = _computed(node, whole, used)
         if known.setdefault(expression, node) is not node:
             node.replace_all_uses_with(known[expression])
 

@@ -102,7 +102,7 @@ def _weight(function: Callable[..., Any], count: torch.Tensor) -> torch.Tensor |
     """The weight of the model in the averages of a function of torch.optim.swa_utils; None for another function."""
     code = inspect.unwrap(function).__code__ if inspect.isfunction(function) else None
     if code is inspect.unwrap(get_swa_multi_avg_fn()).__code__:
-        return 1 / (number(count) + 1)
+        return number(1 / (count + 1))  # which has the default dtype, as the quotient of integers
     if code is inspect.unwrap(get_ema_multi_avg_fn()).__code__:
         return 1 - float(inspect.getclosurevars(inspect.unwrap(function)).nonlocals["decay"])
     return None
