@@ -11,6 +11,7 @@ import torch
 from captures import compared, gradients
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn import functional
 
 import onnx_ops
 from onnx_ops.torch.capture import Capture
@@ -259,3 +260,87 @@ def test_inference_has_standard_operators() -> None:
     assert rotary(captured) == (1, 1)
     assert captured.inference is not None
     assert not any(node.op_type in OPS for node in captured.inference.graph.node)
+
+
+# --- with attention --------------------------------------------------------------------------------------------------
+
+
+class Attending(nn.Module):
+    """Self-attention as in Llama.
+
+    Args:
+        key_heads: heads of keys and values, which are repeated as transformers' repeat_kv does.
+        form: a rotary embedding.
+        by_sample: whether each sample has angles of its own.
+        layers: number of them, which share their angles.
+    """
+
+    def __init__(self, key_heads: int = HEADS, form: Form = llama, by_sample: bool = False, layers: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.form, self.key_heads, self.by_sample = form, key_heads, by_sample
+        sizes = (WIDTH, *[key_heads * FEATURES] * 2, WIDTH)
+        self.layers = nn.ModuleList(nn.ModuleList(nn.Linear(WIDTH, size) for size in sizes) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        cos, sin = (a[None, None] for a in angles(x.shape[1], x))
+        if self.by_sample:
+            factors = 1 + torch.arange(x.shape[0], dtype=x.dtype)[:, None, None, None]
+            cos, sin = cos * factors, sin * factors
+        for queries, keys, values, last in self.layers:  # type: ignore[misc]
+            q, k, v = (layer(x).unflatten(-1, (-1, FEATURES)).transpose(1, 2) for layer in (queries, keys, values))
+            q, k = self.form(q, cos, sin), self.form(k, cos, sin)
+            k, v = (self.repeated(tensor) for tensor in (k, v))
+            attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + last(attended.transpose(1, 2).reshape(*x.shape))
+        return x
+
+    def repeated(self, x: Tensor) -> Tensor:
+        count = HEADS // self.key_heads
+        if count == 1:
+            return x
+        batch, heads, time, features = x.shape
+        return x[:, :, None].expand(batch, heads, count, time, features).reshape(batch, -1, time, features)
+
+
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).sin().square().mean()
+
+
+@pytest.mark.parametrize("by_sample", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_attention_without_transposes(by_sample: bool, layers: int) -> None:
+    """But for those of cosines and sines, which all layers share."""
+    model = Attending(by_sample=by_sample, layers=layers)
+    captured = gradients(model, squares, (rows(3),), dynamic_shapes=(DIMS,))
+    assert rotary(captured) == (2 * layers, 2 * layers)
+    transposes = [node for node in captured.model.graph.node if node.op_type == "Transpose"]
+    heads = [node for node in transposes if list(node.attribute[0].ints) == [0, 2, 1, 3]]
+    assert len(heads) == 2
+    assert len({node.input[0] for node in heads}) == 2
+    compared(model, squares, BATCHES, DIMS)
+
+
+@pytest.mark.parametrize("form", [llama, partial])
+def test_attention_with_repeated_keys(form: Form) -> None:
+    model = Attending(1, form)
+    captured = gradients(model, squares, (rows(3),), dynamic_shapes=(DIMS,))
+    assert rotary(captured) == (2, 2)
+    compared(model, squares, BATCHES, DIMS)
+
+
+def test_embedding_that_is_read_twice() -> None:
+    """By attention and by a linear layer."""
+
+    class Both(Attending):
+        def forward(self, x: Tensor) -> Tensor:
+            cos, sin = (a[None, None] for a in angles(x.shape[1], x))
+            queries, keys, values, last = self.layers[0]  # type: ignore[misc]
+            q, k, v = (layer(x).unflatten(-1, (-1, FEATURES)).transpose(1, 2) for layer in (queries, keys, values))
+            q, k = llama(q, cos, sin), llama(k, cos, sin)
+            attended = functional.scaled_dot_product_attention(q, k, v) + q.square() + functional.relu(k)
+            return last(attended.transpose(1, 2).flatten(2))
+
+    captured = gradients(Both(), squares, (rows(3),), dynamic_shapes=(DIMS,))
+    assert rotary(captured) == (2, 2)
+    compared(Both(), squares, BATCHES, DIMS)
