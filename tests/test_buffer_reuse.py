@@ -45,6 +45,8 @@ REUSED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "OptimizationBarrier": {"result": ["operand"]},
     "RmsNorm": {"y": ["x"]},
     "RmsNormGrad": {"dx": ["dy", "x"]},
+    "RotaryPositionEmbedding": {"y": ["x"]},
+    "RotaryPositionEmbeddingGrad": {"dx": ["dy", "x"]},
     "Silu": {"out": ["self"]},
     "SiluBackward": {"grad_input": ["grad_output", "self"]},
     "SWhere": {"out": ["self", "other"]},

@@ -97,6 +97,16 @@ def elementwise(dtype: npt.DTypeLike) -> Iterator[Golden]:
     y, rstd = reference("RmsNorm", x, row, epsilon=0.25)
     yield "rms_norm", [x, row], {"epsilon": 0.25}, (y, rstd)
     yield "rms_norm_grad", [grad, x, rstd, row], {}, reference("RmsNormGrad", grad, x, rstd, row)
+    angles, heads = (
+        [normal((3, 8), dtype, seed) for seed in (4, 5)],
+        [normal((2, 3, 8), dtype, seed) for seed in (6, 7)],
+    )
+    for mode in range(4):
+        rotated = reference("RotaryPositionEmbedding", heads[0], *angles, mode=mode)
+        yield "rotary_position_embedding", [heads[0], *angles], {"mode": mode}, rotated
+        inputs = [heads[0], *angles, heads[1]]
+        turned = reference("RotaryPositionEmbeddingGrad", *inputs, mode=mode)
+        yield "rotary_position_embedding_grad", inputs, {"mode": mode}, turned
     for kernel, op, inputs in (
         ("kl_div_loss_grad", "KlDivBackward", (grad, row, other)),
         ("kl_div_target_loss_grad", "KlDivTargetBackward", (grad, other, row)),

@@ -54,6 +54,8 @@ IN_PLACE: Mapping[str, tuple[Mapping[str, str], ...]] = {
     "OptimizationBarrier": ({"result": "operand"},),
     "RmsNorm": ({"y": "x"},),
     "RmsNormGrad": ({"dx": "dy"}, {"dx": "x"}),
+    "RotaryPositionEmbedding": ({"y": "x"},),
+    "RotaryPositionEmbeddingGrad": ({"dx": "dy"}, {"dx": "x"}),
     "Silu": ({"out": "self"},),
     "SiluBackward": ({"grad_input": "grad_output"}, {"grad_input": "self"}),
     "SWhere": ({"out": "self"}, {"out": "other"}),

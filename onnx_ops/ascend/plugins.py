@@ -201,6 +201,7 @@ class _Parser:
                 yield f"  if ({name} < 0 || {name} > {max(choices)}) {{"
                 yield "    return FAILED;"
                 yield "  }"
+            if any(own.source == name and own.kind == "String" for own in self.operator.attributes.values()):
                 words = ", ".join(f'"{choices[number]}"' for number in sorted(choices))
                 yield f"  const char *const {name}_words[] = {{{words}}};"
 

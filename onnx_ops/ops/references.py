@@ -70,6 +70,13 @@ def reduced(terms: np.ndarray, reduction: int) -> np.ndarray:
         return np.asarray(total / np.float64(divisor(reduction, terms.shape)))
 
 
+def sum_to(terms: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The terms, summed over the axes along which `shape` was broadcast."""
+    lead = terms.ndim - len(shape)
+    summed = tuple(a for a, n in enumerate(terms.shape) if a < lead or shape[a - lead] != n)
+    return terms.sum(axis=summed).reshape(shape) if summed else terms
+
+
 def promoted(*arrays: np.ndarray) -> np.dtype:
     """The smallest floating dtype that holds all of them."""
     dtypes = {a.dtype for a in arrays}

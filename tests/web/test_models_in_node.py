@@ -168,6 +168,7 @@ FITTING = {
     "MaxPool2dWithIndices-window_without_elements",
     "RmsNorm-gamma_(5,7)",
     "RmsNormGrad-gamma",
+    *(f"RotaryPositionEmbedding{kind}-{name}" for kind in ("", "Grad") for name in ("sin", "one_feature")),
     "SoftmaxBackward-shapes",
     "ThnnFusedLstmCell-hidden_gates_of_1x12",
     *(f"ThnnFusedLstmCellBackward-{name}_of_1x3" for name in ("grad_hy", "grad_cy", "cy")),

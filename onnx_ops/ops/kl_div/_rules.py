@@ -33,13 +33,6 @@ def check_attributes(call: Call) -> None:
     call.check_choice("log_target", {0: "probabilities", 1: "logarithms"})
 
 
-def sum_to(terms: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The terms, summed over the axes along which `shape` was broadcast."""
-    lead = terms.ndim - len(shape)
-    summed = tuple(a for a, n in enumerate(terms.shape) if a < lead or shape[a - lead] != n)
-    return terms.sum(axis=summed).reshape(shape) if summed else terms
-
-
 def exponential(q: np.ndarray) -> Scaled:
     """exp(q), with 0 or infinity beyond the square of float64's range, as in kernels."""
     return Scaled.exp(np.where(q < -1416, -np.inf, np.where(q > 1417, np.inf, q)))

@@ -7,6 +7,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from onnx_ops.bodies.body import Body
+from onnx_ops.bodies.broadcasting import sum_to_input
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
@@ -28,9 +29,9 @@ from onnx_ops.loops.primitives import (
 )
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE
-from onnx_ops.ops.kl_div._bodies import covers, sum_to_input
-from onnx_ops.ops.kl_div._rules import CHOICES, LEAST, attributes, check_attributes, sum_to
-from onnx_ops.ops.references import Scaled, divisor, rounded
+from onnx_ops.ops.kl_div._bodies import covers
+from onnx_ops.ops.kl_div._rules import CHOICES, LEAST, attributes, check_attributes
+from onnx_ops.ops.references import Scaled, divisor, rounded, sum_to
 
 SIGNATURE = Signature(
     "KlDivBackward",

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from onnx_ops.bodies.body import Body
+from onnx_ops.bodies.broadcasting import sum_to_input
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.reduction import Reduction
@@ -33,9 +34,9 @@ from onnx_ops.loops.primitives import (
 )
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE, LEAST_NORMAL
-from onnx_ops.ops.kl_div._bodies import by_log_target, covers, sum_to_input
-from onnx_ops.ops.kl_div._rules import CHOICES, LARGE, LEAST, attributes, check_attributes, exponential, sum_to
-from onnx_ops.ops.references import Scaled, divisor, rounded
+from onnx_ops.ops.kl_div._bodies import by_log_target, covers
+from onnx_ops.ops.kl_div._rules import CHOICES, LARGE, LEAST, attributes, check_attributes, exponential
+from onnx_ops.ops.references import Scaled, divisor, rounded, sum_to
 
 SIGNATURE = Signature(
     "KlDivTargetBackward",

@@ -3,9 +3,10 @@
 PyTorch's attention takes (batch, heads, positions, features), and a projection has (batch, positions, heads, features):
 models transpose queries, keys, values and results, and the gradients of all. The ops of this domain take both.
 
-Rotary embeddings, between the transposes and the ops, stay as they are: factors that are spread over heads are spread
-over all positions at once in the first layout, and in the second one a row at a time, which takes onnxruntime longer
-than the transposes.
+So do rotary embeddings of queries and keys, between the transposes and attention, and their gradients: their cosines
+and sines are transposed, which all layers share. Where they are written out they stay as they are, and so do the
+transposes: factors that are spread over heads are spread over all positions at once in the first layout, and in the
+second one a row at a time, which takes onnxruntime longer than the transposes.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ EXCHANGED = [0, 2, 1, 3]
 LAYOUT, POSITIONS_FIRST = "input_layout", 1
 RESULT = "attention_in"
 """The input of the gradient that is the result of attention."""
-TENSORS = {"query", "key", "key_in", "value", "dy", RESULT, "attention_out", "dq", "dk", "dv"}
-"""The inputs and outputs of attention and its gradient that have the layout."""
+ROTARY, ANGLES = ("RotaryPositionEmbedding", "RotaryPositionEmbeddingGrad"), (1, 2)
+"""The ops, and the places of their inputs that have the layout with one head."""
+TENSORS = {"query", "key", "key_in", "value", "dy", RESULT, "attention_out", "dq", "dk", "dv", "x", "y", "dx"}
+"""The inputs and outputs of attention, of rotary embeddings and of their gradients that have the layout."""
 LEAST_FEATURES = 16
 """The features of a cache line: tasks for several heads would write to lines that they share."""
 
@@ -32,9 +35,12 @@ Use = tuple[ir.Node, int]
 
 def read_heads_in_place(model: ir.Model) -> None:
     """Let attention and its gradient have the layout of projections where that takes fewer transposes, in place."""
-    for nodes in _groups(node for node in model.graph.all_nodes() if _is_attention(node)):
-        group = _Group(nodes)
-        if group.has_long_rows() and group.saved() > 0:
+    angles: dict[ir.Value, ir.Value] = {}
+    places = {node: place for place, node in enumerate(model.graph.all_nodes())}
+    for nodes in _groups(node for node in places if _is_attention(node)):
+        groups = [_Group(sorted(_with_rotary(nodes), key=places.__getitem__), angles), _Group(nodes, angles)]
+        group = max((each for each in groups if each.has_long_rows()), key=_Group.saved, default=None)
+        if group is not None and group.saved() > 0:
             group.exchange()
 
 
@@ -52,6 +58,24 @@ def _groups(nodes: Iterable[ir.Node]) -> Iterable[list[ir.Node]]:
     return groups.values()
 
 
+def _with_rotary(nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    """Nodes of attention, and the rotary embeddings and gradients of these that are between them and other nodes."""
+    neighbours = [value.producer() for node in nodes for _, value in _inputs(node)]
+    neighbours += [user for node in nodes for value in _outputs(node) for user, place in value.uses() if place == 0]
+    rotary = [node for node in neighbours if node is not None and node.graph is nodes[0].graph and _is_rotary(node)]
+    return [*nodes, *dict.fromkeys(rotary)]
+
+
+def _is_rotary(node: ir.Node) -> bool:
+    """Whether a node rotates all heads of a position by the same angles, and computes no gradients of these."""
+    if node.domain != DOMAIN or node.op_type not in ROTARY or len(node.inputs) != 1 + len(ANGLES):
+        return False
+    shapes = [None if value is None else value.shape for value in node.inputs]
+    return all(shape is not None and len(shape) == len(EXCHANGED) for shape in shapes) and all(
+        shape is not None and shape[1] == 1 for shape in shapes[1:]
+    )
+
+
 def _inputs(node: ir.Node) -> list[tuple[str, ir.Value]]:
     """The inputs that have the layout, with their names."""
     named = zip(OPS[node.op_type].input_names, node.inputs, strict=False)
@@ -65,10 +89,15 @@ def _outputs(node: ir.Node) -> list[ir.Value]:
 
 
 class _Group:
-    """Nodes of attention that have one layout, in the order of their graph."""
+    """Nodes that have one layout.
 
-    def __init__(self, nodes: Sequence[ir.Node]) -> None:
-        self._nodes = nodes
+    Args:
+        nodes: in the order of their graph.
+        angles: cosines and sines in the other layout, to which those of the nodes are added.
+    """
+
+    def __init__(self, nodes: Sequence[ir.Node], angles: dict[ir.Value, ir.Value]) -> None:
+        self._nodes, self._angles = nodes, angles
         self._outputs = [value for node in nodes for value in _outputs(node)]
         read = dict.fromkeys(value for node in nodes for _, value in _inputs(node))
         self._inputs = [value for value in read if value not in self._outputs]
@@ -102,9 +131,23 @@ class _Group:
             for node, index in uses:
                 node.replace_input_with(index, source)
         for node in self._nodes:
-            node.attributes[LAYOUT] = ir.AttrInt64(LAYOUT, POSITIONS_FIRST)
+            if _is_attention(node):
+                node.attributes[LAYOUT] = ir.AttrInt64(LAYOUT, POSITIONS_FIRST)
+            else:
+                self._exchange_angles(node)
             for value in _outputs(node):
                 self._exchange_output(value, node)
+
+    def _exchange_angles(self, node: ir.Node) -> None:
+        for place in ANGLES:
+            value = node.inputs[place]
+            assert value is not None
+            if value not in self._angles:
+                self._angles[value] = _transposed(value)
+                source = value.producer()
+                assert node.graph is not None
+                _insert(self._angles[value], before=None if source else node.graph[0], after=source)
+            node.replace_input_with(place, self._angles[value])
 
     def _exchange_output(self, value: ir.Value, node: ir.Node) -> None:
         transposes, others = self._other_uses(value)

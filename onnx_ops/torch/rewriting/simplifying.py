@@ -26,6 +26,7 @@ from onnx_ops.torch.rewriting.joining import join_pads
 from onnx_ops.torch.rewriting.known_shapes import remove_reshapes_to_own_shape
 from onnx_ops.torch.rewriting.narrow_tensors import flatten_narrow
 from onnx_ops.torch.rewriting.rms_norms import rms_norms_by_op
+from onnx_ops.torch.rewriting.rotary import rotary_embeddings_by_op
 from onnx_ops.torch.rewriting.softmaxes import weigh_by_op, write_out_softmaxes
 from onnx_ops.torch.rewriting.summing import split_sums
 from onnx_ops.torch.rewriting.transposing import fuse_transposes, transpose_next_to_products
@@ -78,6 +79,7 @@ def simplify(model: ir.Model) -> None:
     common.RemoveUnusedNodesPass()(model)
     gelus_by_op(model)
     rms_norms_by_op(model)
+    rotary_embeddings_by_op(model)
     remove_reshapes_to_own_shape(model)
     read_heads_in_place(model)
     _rewrite_nodes(model)
