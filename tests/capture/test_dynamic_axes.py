@@ -212,6 +212,11 @@ def folded(x: Tensor) -> Tensor:
     return F.fold(F.unfold(x, 3, 1, 1, 2), x.shape[2:], 3, 1, 1, 2)
 
 
+def test_means_of_resized_tensors() -> None:
+    """Their number of elements is that of a size that is computed as a floating number."""
+    check(nn.Sequential(nn.Conv1d(4, 2, 3), nn.Upsample(scale_factor=1.7, mode="linear")), SIZES[1], torch.float32)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("ways", [pools_of, resizings_of])
 def test_pools_and_resizing(ways: Any) -> None:
