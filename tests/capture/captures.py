@@ -30,7 +30,7 @@ def training_step(*args: Any, **options: Any) -> Capture:
     return capture
 
 
-def compared(model: nn.Module, loss: Callable[..., Tensor], examples: list[Tensor], dims: dict[int, Dim]) -> None:
+def compared(model: nn.Module, loss: Callable[..., Tensor], examples: list[Tensor], dims: dict[int, Dim]) -> Capture:
     """Capture with the first example, and compare loss and gradients with float64 at all."""
     capture = gradients(model, loss, (examples[0],), dynamic_shapes=(dims,))
     session = onnx_ops.InferenceSession(capture.model)
@@ -43,3 +43,4 @@ def compared(model: nn.Module, loss: Callable[..., Tensor], examples: list[Tenso
             scale = max(float(tensor.abs().max()), 1.0)
             np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-5 * scale, err_msg=name)
         model.to(examples[0].dtype)
+    return capture

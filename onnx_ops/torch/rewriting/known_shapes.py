@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 SIZED_BY_DATA = ("Compress", "NonZero", "Unique")
@@ -15,14 +17,19 @@ def sizes_depend_on_data(model: ir.Model) -> bool:
     return any(node.op_type in SIZED_BY_DATA for node in model.graph.all_nodes())
 
 
-def has_shape_of(value: ir.Value, other: ir.Value, by_data: bool) -> bool:
-    """Whether two values certainly have the same shape; `by_data` as of `sizes_depend_on_data`."""
-    if value.shape is None or other.shape is None or len(value.shape) != len(other.shape):
+def has_shape(value: ir.Value, shape: Sequence[int | ir.SymbolicDim], by_data: bool) -> bool:
+    """Whether a value certainly has a shape; `by_data` as of `sizes_depend_on_data`."""
+    if value.shape is None or len(value.shape) != len(shape):
         return False
     return all(
         own == size and (isinstance(own, int) or (own.value is not None and not by_data))
-        for own, size in zip(value.shape, other.shape, strict=True)
+        for own, size in zip(value.shape, shape, strict=True)
     )
+
+
+def has_shape_of(value: ir.Value, other: ir.Value, by_data: bool) -> bool:
+    """Whether two values certainly have the same shape; `by_data` as of `sizes_depend_on_data`."""
+    return other.shape is not None and has_shape(value, list(other.shape), by_data)
 
 
 def remove_reshapes_to_own_shape(model: ir.Model) -> None:
