@@ -7,6 +7,7 @@ omitted; attributes are keyword-only. An output that requires an omitted input i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from onnx_ops.core.types import Dim, Shape, TensorType
 from onnx_ops.ops import OPS
 from onnx_ops.torch.base.arrays import to_array, to_tensor
 from onnx_ops.torch.base.nodes import aclnn
+from onnx_ops.torch.base.second_derivatives import gradients_of
 from onnx_ops.torch.base.table import translates
 
 domain_ops = torch.ops.onnx_ops
@@ -142,7 +144,9 @@ for _op in OPS.values():
     _define(_op)
 
 
-def differentiable(name: str, gradients: Mapping[str, str], output: str | None = None) -> None:
+def differentiable(
+    name: str, gradients: Mapping[str, str], output: str | None = None, formula: Callable[..., Tensor] | None = None
+) -> None:
     """Make other ops the gradient of an op in PyTorch.
 
     The first input of such an op is the gradient with respect to an output; its others, and its attributes, have the
@@ -152,12 +156,16 @@ def differentiable(name: str, gradients: Mapping[str, str], output: str | None =
         name: of the op.
         gradients: for inputs of the op the name of the op that computes the gradient with respect to them.
         output: the output that is differentiated; None for the only one.
+        formula: the op in operators that PyTorch differentiates any number of times, for second derivatives; None for
+            an op that PyTorch itself differentiates once.
     """
     forward = OPS[name]
     backward = {given: OPS[gradient] for given, gradient in gradients.items()}
     place = 0 if output is None else forward.output_names.index(output)
     names = (*forward.input_names, *forward.output_names)
     saved = {taken for op in backward.values() for taken in op.input_names[1:]}
+    if formula is not None:
+        saved |= set(forward.input_names)
 
     def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: Any) -> None:
         values = zip(names, (*inputs, *(output if isinstance(output, tuple) else (output,))), strict=True)
@@ -166,6 +174,9 @@ def differentiable(name: str, gradients: Mapping[str, str], output: str | None =
 
     def gradient(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         values = dict(zip(names, ctx.saved_tensors, strict=True))
+        if formula is not None and torch.is_grad_enabled():  # to be differentiated again
+            inputs = [values[given] for given in forward.input_names]
+            return tuple(gradients_of(functools.partial(formula, **ctx.attributes), inputs, [grads[place]]))
 
         def with_respect_to(given: str) -> Tensor:
             op = backward[given]

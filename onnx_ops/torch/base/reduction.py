@@ -6,6 +6,9 @@ from torch.nn import _reduction
 
 from onnx_ops.core.reduction import Reduction
 
+DEFAULT_REDUCTION = Reduction.NONE
+"""That of torch.kl_div and others in Python, though the schemas of their operators say 1, mean."""
+
 
 def reduction_of(reduction: str, size_average: bool | None = None, reduce: bool | None = None) -> Reduction:
     """A reduction by its name; the two flags are the older way of PyTorch's functions to say it."""

@@ -9,6 +9,7 @@ gradient is taken from the result (Dao et al. 2022): the sum over keys of dP * P
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from onnx_ops.torch.base.custom_ops import domain_ops
+from onnx_ops.torch.base.second_derivatives import gradients_of
 from onnx_ops.torch.base.table import replaces
 
 ALL_KEYS, CAUSAL = 0, 2
@@ -109,10 +111,8 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, bias, kept, *statistics = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again
-            # Views, as one of them may depend on another one.
-            given = query, key, value = query.view_as(query), key.view_as(key), value.view_as(value)
-            result = _by_products(query, key, value, bias, kept, **ctx.call)
-            return *torch.autograd.grad(result, given, gradient, create_graph=True), *[None] * 5
+            products = functools.partial(_by_products, **ctx.call)
+            return *gradients_of(products, (query, key, value, bias, kept), [gradient])[:3], *[None] * 5
         inputs = query, key, value, gradient, bias, kept, None, *statistics
         return *domain_ops.FlashAttentionScoreGrad(*inputs, **ctx.settings), *[None] * 5
 

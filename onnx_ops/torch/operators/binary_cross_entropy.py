@@ -11,12 +11,13 @@ from torch import Tensor
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.torch.base.custom_ops import differentiable, domain_ops
 from onnx_ops.torch.base.nodes import aclnn
-from onnx_ops.torch.base.reduction import reduction_of
+from onnx_ops.torch.base.reduction import DEFAULT_REDUCTION, reduction_of
 from onnx_ops.torch.base.table import replaces, translates
 
 differentiable(
     "BinaryCrossEntropyWithLogits",
     {"self": "BinaryCrossEntropyWithLogitsBackward", "target": "BinaryCrossEntropyWithLogitsTargetBackward"},
+    formula=torch.ops.aten.binary_cross_entropy_with_logits.default,
 )
 
 
@@ -49,7 +50,7 @@ def _binary_cross_entropy(
     target: Tensor,
     weight: Tensor | None = None,
     pos_weight: Tensor | None = None,
-    reduction: int = Reduction.MEAN,
+    reduction: int = DEFAULT_REDUCTION,
 ) -> Tensor:
     weights = (weight, pos_weight)
     if not target.is_floating_point() or any(w is not None and w.requires_grad for w in weights):

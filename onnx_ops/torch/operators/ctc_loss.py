@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.torch.base.custom_ops import differentiable, domain_ops
-from onnx_ops.torch.base.reduction import reduction_of
+from onnx_ops.torch.base.reduction import DEFAULT_REDUCTION, reduction_of
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.operators.sizes_as_data import tensor
 
@@ -38,7 +38,7 @@ def _ctc_loss(
     input_lengths: Any,
     target_lengths: Any,
     blank: int = 0,
-    reduction: int = Reduction.MEAN,
+    reduction: int = DEFAULT_REDUCTION,
     zero_infinity: bool = False,
 ) -> Tensor:
     batched = log_probs.dim() == 3

@@ -14,7 +14,7 @@ from onnx_ops.torch.base.custom_ops import differentiable, domain_ops
 from onnx_ops.torch.base.nodes import aclnn, number, op
 from onnx_ops.torch.base.table import replaces, translates
 
-differentiable("Hardshrink", {"self": "HardshrinkBackward"})
+differentiable("Hardshrink", {"self": "HardshrinkBackward"}, formula=torch.ops.aten.hardshrink.default)
 
 
 def _attribute(lambd: float, dtype: ir.DataType) -> float | None:

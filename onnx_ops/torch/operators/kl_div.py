@@ -9,10 +9,24 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.torch.base.custom_ops import differentiable, domain_ops
-from onnx_ops.torch.base.reduction import reduction_of
+from onnx_ops.torch.base.reduction import DEFAULT_REDUCTION, reduction_of
 from onnx_ops.torch.base.table import replaces
 
-differentiable("KlDiv", {"self": "KlDivBackward", "target": "KlDivTargetBackward"})
+
+def _formula(self: Tensor, target: Tensor, *, reduction: int, log_target: bool) -> Tensor:
+    terms = torch.ops.aten.kl_div.default(self, target, Reduction.NONE, log_target=log_target)
+    match reduction:
+        case Reduction.NONE:
+            return terms
+        case Reduction.MEAN:
+            return terms.mean()
+        case Reduction.SUM:
+            return terms.sum()
+        case _:
+            return terms.sum() / terms.shape[0]
+
+
+differentiable("KlDiv", {"self": "KlDivBackward", "target": "KlDivTargetBackward"}, formula=_formula)
 
 
 @replaces(functional.kl_div, within_transforms=False)
@@ -35,7 +49,7 @@ def _functional(
 
 
 @replaces(torch.kl_div, within_transforms=False)
-def _kl_div(input: Tensor, target: Tensor, reduction: int = Reduction.MEAN, *, log_target: bool = False) -> Tensor:
+def _kl_div(input: Tensor, target: Tensor, reduction: int = DEFAULT_REDUCTION, *, log_target: bool = False) -> Tensor:
     if not (input.is_floating_point() and target.is_floating_point()):
         return torch.kl_div(input, target, reduction, log_target=log_target)  # which refuses them
     dtype = torch.result_type(input, target)

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.utils._pytree import tree_map_only
 
 from onnx_ops.torch.base.table import replaces
+from onnx_ops.torch.operators.recurrent.again import gradients_again
 from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, recurrent_product
 from onnx_ops.torch.operators.recurrent.lstm import LstmDirection
 from onnx_ops.torch.operators.recurrent.packing import Packing
@@ -47,12 +47,13 @@ class Direction(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         projection: Tensor | None,
-        *states: Tensor,
+        *starts: Tensor,
     ) -> Tensors:
         # In two dimensions, as PyTorch adds the bias of a transposed sequence apart from the product.
         given = functional.linear(sequence.flatten(0, 1), input_weight, input_bias).unflatten(0, sequence.shape[:2])
         turned, kind = weight.t(), KINDS[name]
         order = range(sequence.shape[0])
+        states = starts
         before: list[Tensor] = []  # hidden states before each step; `made`: the next ones before their projection
         made: list[Tensor] = []
         hidden: list[Tensor] = []
@@ -71,17 +72,25 @@ class Direction(torch.autograd.Function):
         ctx.kind, ctx.backwards, ctx.count = kind, backwards, len(order)
         ctx.has_biases = input_bias is not None, bias is not None
         ctx.projected = projection is not None
-        matrices = [input_weight, weight, *([] if projection is None else [projection])]
-        ctx.save_for_backward(sequence, *matrices, *before, *made, *kept)
+        ctx.name, ctx.states = name, len(starts)
+        inputs = sequence, input_weight, input_bias, weight, bias, projection, *starts
+        ctx.save_for_backward(*inputs, *before, *made, *kept)
         ctx.set_materialize_grads(False)
         return torch.cat(hidden[::-1] if backwards else hidden), *states
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, by_outputs: Tensor | None, *by_states: Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        gradients = functools.partial(Direction._gradients, ctx, *grads)
+        if not torch.is_grad_enabled():
+            return None, None, *gradients()
+        inputs = ctx.saved_tensors[: 6 + ctx.states]
+        return None, None, *gradients_again(ctx.name, ctx.backwards, None, inputs, grads, gradients)
+
+    @staticmethod
+    def _gradients(ctx: Any, by_outputs: Tensor | None, *by_states: Tensor | None) -> tuple[Tensor | None, ...]:
         steps = ctx.count
-        sequence, input_weight, weight, *rest = ctx.saved_tensors
-        projection = rest.pop(0) if ctx.projected else None
+        sequence, input_weight, _, weight, _, projection, *rest = ctx.saved_tensors
+        rest = rest[ctx.states :]
         before, rest = rest[:steps], rest[steps:]
         made, rest = (rest[:steps], rest[steps:]) if ctx.projected else ([], rest)
         kept = [rest[i : i + len(rest) // steps] for i in range(0, len(rest), len(rest) // steps)]
@@ -115,8 +124,6 @@ class Direction(torch.autograd.Function):
         whole_given, whole_recurrent = rows(by_given), rows(by_recurrent)
         by_bias = whole_recurrent.sum(0) if ctx.has_biases[1] else None
         return (
-            None,
-            None,
             in_place(by_given) @ input_weight if ctx.needs_input_grad[2] else None,
             whole_given.t() @ sequence.flatten(0, 1),
             whole_given.sum(0) if ctx.has_biases[0] else None,

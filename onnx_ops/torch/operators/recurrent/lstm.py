@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from onnx_ops.torch.base.custom_ops import domain_ops
+from onnx_ops.torch.operators.recurrent.again import Gradients, gradients_again
 from onnx_ops.torch.operators.recurrent.cells import Tensors
 
 
@@ -33,16 +34,35 @@ class LstmDirection(torch.autograd.Function):
         given = functional.linear(sequence.flatten(0, 1), input_weight, input_bias).unflatten(0, sequence.shape[:2])
         before, init_c = hidden.squeeze(0), cell.squeeze(0)
         output, cells, gates = domain_ops.DynamicRNN(given, weight, before, init_c, mask, direction=int(backwards))
-        ctx.backwards, ctx.has_bias = backwards, input_bias is not None
-        ctx.save_for_backward(mask, sequence, input_weight, weight, hidden, init_c, output, cells, gates)
+        ctx.backwards = backwards
+        inputs = sequence, input_weight, input_bias, weight, hidden, cell
+        ctx.save_for_backward(mask, *inputs, output, cells, gates)
         ctx.set_materialize_grads(False)
         last = 0 if backwards else -1
         return output, output[last].unsqueeze(0), cells[last].unsqueeze(0)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, by_output: Tensor | None, by_hidden: Tensor | None, by_cell: Tensor | None) -> Any:
-        mask, sequence, input_weight, weight, hidden, init_c, output, cells, gates = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        gradients = functools.partial(LstmDirection._gradients, ctx, *grads)
+        if not torch.is_grad_enabled():
+            return None, None, *gradients()
+        mask, *inputs = ctx.saved_tensors[:7]
+        inputs[4:4] = None, None  # the bias of the hidden state, and the projection
+
+        def first() -> Gradients:
+            found = list(gradients())
+            found[4:4] = None, None
+            return found
+
+        found = list(gradients_again("lstm", ctx.backwards, mask, inputs, grads, first))
+        return None, None, *found[:4], *found[6:]
+
+    @staticmethod
+    def _gradients(
+        ctx: Any, by_output: Tensor | None, by_hidden: Tensor | None, by_cell: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        mask, sequence, input_weight, input_bias, weight, hidden, cell, output, cells, gates = ctx.saved_tensors
+        init_c = cell.squeeze(0)
         by_last = (None if gradient is None else gradient.squeeze(0) for gradient in (by_hidden, by_cell))
         by_gates, by_before, by_init_c = domain_ops.DynamicRNNGrad(
             by_output, *by_last, weight, init_c, cells, gates, mask, direction=int(ctx.backwards)
@@ -50,11 +70,9 @@ class LstmDirection(torch.autograd.Function):
         before = torch.cat([output[1:], hidden] if ctx.backwards else [hidden, output[:-1]])
         rows = by_gates.flatten(0, 1)
         return (
-            None,
-            None,
             by_gates @ input_weight if ctx.needs_input_grad[2] else None,
             rows.t() @ sequence.flatten(0, 1),
-            rows.sum(0) if ctx.has_bias else None,
+            None if input_bias is None else rows.sum(0),
             rows.t() @ before.flatten(0, 1),
             by_before.unsqueeze(0),
             by_init_c.unsqueeze(0),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.loops import scan
 from onnx_ops.torch.base.nodes import number, op
+from onnx_ops.torch.operators.recurrent.again import gradients_again
 from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, like
 
 
@@ -195,16 +196,23 @@ class ScannedDirection(torch.autograd.Function):
         ends, (hidden, *kept) = found[: len(states)], found[len(states) :]
         ctx.name, ctx.backwards, ctx.projected = name, backwards, projection is not None
         ctx.has_biases = input_bias is not None, bias is not None
-        ctx.save_for_backward(
-            sequence, steps, input_weight, weight, *([] if projection is None else [projection]), *kept
-        )
+        ctx.states = len(states)
+        inputs = sequence, input_weight, input_bias, weight, bias, projection, *states
+        ctx.save_for_backward(steps, *inputs, *kept)
         return hidden, *ends
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, by_outputs: Tensor, *by_states: Tensor) -> Any:
-        sequence, mask, input_weight, weight, *rest = ctx.saved_tensors
-        projection = rest.pop(0) if ctx.projected else None
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        gradients = functools.partial(ScannedDirection._gradients, ctx, *grads)
+        if not torch.is_grad_enabled():
+            return None, None, None, *gradients()
+        mask, *inputs = ctx.saved_tensors[: 7 + ctx.states]
+        return None, None, None, *gradients_again(ctx.name, ctx.backwards, mask, inputs, grads, gradients)
+
+    @staticmethod
+    def _gradients(ctx: Any, by_outputs: Tensor, *by_states: Tensor) -> tuple[Tensor | None, ...]:
+        mask, sequence, input_weight, _, weight, _, projection, *rest = ctx.saved_tensors
+        rest = rest[ctx.states :]
         before = rest.pop(0)
         made = rest.pop(0) if ctx.projected else None
         found = recurrent_loop_backward(
@@ -213,9 +221,6 @@ class ScannedDirection(torch.autograd.Function):
         gradients, (by_given, by_recurrent, *by_projected) = found[: len(by_states)], found[len(by_states) :]
         given, recurrent = by_given.flatten(0, 1), by_recurrent.flatten(0, 1)
         return (
-            None,
-            None,
-            None,
             by_given @ input_weight if ctx.needs_input_grad[3] else None,
             given.t() @ sequence.flatten(0, 1),
             given.sum(0) if ctx.has_biases[0] else None,
