@@ -183,7 +183,7 @@ def test_a_second_step_that_violates_a_condition_is_reported() -> None:
     """Neither another batch nor another state can be compared where the draw decides."""
 
     def drawn(model: nn.Linear, x: Tensor) -> Tensor:
-        return model(x).sum() * int(1e6 * torch.rand([]) * x.mean())
+        return model(x).sum() * len(range(int(1e6 * torch.rand([]) * x.mean())))
 
     with pytest.warns(UserWarning, match=r"captured state only.*test_conditions\.py, line \d+ .*reads"):
         gradients(nn.Linear(2, 2), drawn, (torch.ones(2, 2),), specialize=True)

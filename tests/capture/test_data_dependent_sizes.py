@@ -52,6 +52,15 @@ def as_long_as_the_largest(model: nn.Linear, x: Tensor, labels: Tensor) -> Tenso
     return torch.zeros(size, 5).index_add(0, labels, x).matmul(model.weight.T).pow(2).mean()
 
 
+def converted(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """The same by Python's int(), and a number by its float(), as in PyTorch Geometric."""
+    size = int(labels.max()) + 1
+    assert isinstance(size, int)
+    assert not isinstance(size, float)
+    sums = torch.zeros(size, 5).index_add(0, labels, x)
+    return sums.matmul(model.weight.T).pow(2).mean() * float(x.abs().max()) + int(2.5) + int("3", 4)
+
+
 def written(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     hidden = model(x)
     changed = hidden.clone()
@@ -82,7 +91,7 @@ def beside_masks(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     return hidden[kept, labels[kept]].square().sum() + (targets * x[:, None, :CLASSES]).exp().sum()
 
 
-LOSSES = [masked, selected, experts, distinct, as_long_as_the_largest, written, at_numbers, beside_masks]
+LOSSES = [masked, selected, experts, distinct, as_long_as_the_largest, converted, written, at_numbers, beside_masks]
 LABELS = [[0, 1, 2, 3, 2, 1], [0, 0, 0], [1, 2], [3, 3, 3, 3], [0, 0, 1, 0], [2, 0, 0, 0, 0], [1, 1]]
 
 

@@ -81,6 +81,25 @@ CASES: dict[str, tuple[Tensor, Function]] = {
     "least norm": (TIES[::2, :3], lambda x: torch.linalg.lstsq(x, x[:, :1])[:2]),
     "sums of segments": (TIES.mT, lambda x: (segments(x, "sum"), segments(x, "prod", 2.0), segments(x, "mean"))),
     "extremes of segments": (TIES.mT, lambda x: (segments(x, "max"), segments(x, "min"))),
+    "reductions by default": (
+        SPREAD[:1],
+        lambda x: (torch.kl_div(x, TARGETS), torch.binary_cross_entropy_with_logits(x, TARGETS.expand(1, 6)), x),
+    ),
+    "CTC without a reduction": (
+        TIES.view(3, 2, 3),
+        lambda x: torch.ctc_loss(
+            x.log_softmax(-1), torch.tensor([[1], [2]]), torch.tensor([3, 2]), torch.tensor([1, 1])
+        ),
+    ),
+    "angles of sums of zeros": (
+        -ZEROS.abs(),
+        lambda x: (
+            torch.atan2(ZEROS[0], (x.detach() * ZEROS[0]).sum()),
+            torch.atan2((x.detach()[:4] * ZEROS[4]).view(2, 2).mean(1), -(x.detach()[:4] * 1).view(2, 2).sum(1)),
+            torch.stack([x.detach()[:2].sum(), x.detach()[2:4].sum()]).atan2(ZEROS[:2].sum()),
+            x,
+        ),
+    ),
     "log of a sigmoid": (SPREAD[0], lambda x: (x.sigmoid().log(), x * x.sigmoid())),
 }
 

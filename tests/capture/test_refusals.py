@@ -183,3 +183,14 @@ def test_elements_that_are_equal() -> None:
     torch.manual_seed(0)
     with pytest.raises(CaptureError, match=rf"not those of PyTorch.*\. topk {LINE} selects among equal elements"):
         gradients(torch.nn.Linear(3, 40), loss, (torch.randn(9, 3),))
+
+
+def test_a_sort_of_equal_elements() -> None:
+    """PyTorch orders them at will where there are more than 16, unless it is asked for a stable sort."""
+
+    def loss(model: torch.nn.Module, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return (model(x)[places.argsort()] * torch.arange(40.0)[:, None]).sum()
+
+    torch.manual_seed(0)
+    with pytest.raises(CaptureError, match=rf"not those of PyTorch.*\. a sort {LINE} has equal elements.*stable=True"):
+        gradients(torch.nn.Linear(3, 2), loss, (torch.randn(40, 3), torch.randint(3, (40,))))

@@ -7,7 +7,17 @@ import math
 from collections.abc import Mapping, Sequence
 
 import sympy
-from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, FloorDiv, Max, Min, Mod, PythonMod, ToFloat
+from torch.utils._sympy.functions import (
+    CeilToInt,
+    FloatTrueDiv,
+    FloorDiv,
+    FloorToInt,
+    Max,
+    Min,
+    Mod,
+    PythonMod,
+    ToFloat,
+)
 from torch.utils._sympy.value_ranges import ValueRanges
 
 REMAINDERS = 256
@@ -109,10 +119,24 @@ def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> s
     if isinstance(term, Max):
         return sympy.Max(*args)
     if isinstance(term, sympy.core.relational.Relational):
-        return term.func(sympy.expand(args[0] - args[1]), 0)
+        difference = sympy.expand(args[0] - args[1])
+        if isinstance(term, sympy.LessThan):
+            difference = _without_floors(difference)
+        elif isinstance(term, sympy.GreaterThan):
+            difference = -_without_floors(-difference)
+        return term.func(difference, 0)
     if isinstance(term, sympy.Add | sympy.Mul | sympy.Pow):
         return sympy.expand(term.func(*args))
     return term.func(*args)
+
+
+def _without_floors(difference: sympy.Basic) -> sympy.Basic:
+    """A difference of integers, not less than it where that is 0: with the numbers that are rounded down in it.
+
+    If these are at most an integer, they are so after the rounding of their float64 computation, which is below 1.
+    """
+    floors = [term for term in difference.atoms(FloorToInt) if difference.coeff(term).is_positive]
+    return sympy.expand(difference.subs({term: term.args[0] for term in floors}))
 
 
 def _quotient(dividend: sympy.Basic, divisor: sympy.Basic) -> sympy.Basic:

@@ -197,7 +197,7 @@ def vectors_explained(graph: GraphModule) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ties_explained(graph: GraphModule, run: Callable[[], Any]) -> Iterator[None]:
-    """Say in a CaptureError about results of a graph that topk may be the cause, if it selects among equal elements.
+    """Say in a CaptureError about results of a graph that topk or a sort may be the cause, if it has equal elements.
 
     Args:
         graph: the graph.
@@ -206,34 +206,52 @@ def ties_explained(graph: GraphModule, run: Callable[[], Any]) -> Iterator[None]
     try:
         yield
     except CaptureError as error:
-        if not any(node.target is torch.ops.aten.topk.default for node in graph.graph.nodes):
+        if not any(node.target in TIED for node in graph.graph.nodes):
             raise
         with (ties := _Ties()):
             run()
         if not ties.found:
             raise
-        line = next(iter(ties.found))
+        line, does = next(iter(ties.found.items()))
         raise type(error)(
-            f"{error}. topk{_at(line)} selects among equal elements, of which PyTorch and onnxruntime take different"
-            " ones: make them different, or take stable sorts such as x.sort(stable=True)"
+            f"{error}. {does.format(_at(line))}: make them different, or take stable sorts such as x.sort(stable=True)"
         ) from error
 
 
+TIED = {
+    torch.ops.aten.topk.default: (
+        "topk{} selects among equal elements, of which PyTorch and onnxruntime take different ones"
+    ),
+    torch.ops.aten.sort.default: (
+        "a sort{} has equal elements, which PyTorch brings into any order and onnxruntime leaves in theirs"
+    ),
+}
+"""What may differ where an operator has equal elements, {} being the place."""
+
+
 class _Ties(TorchDispatchMode):
-    """A mode that finds the lines at which topk selects, or orders, among equal elements."""
+    """A mode that finds the lines at which topk selects, or orders, among equal elements, or a sort that is not stable.
+
+    Attributes:
+        found: what happens at such a line, the place of which is {}.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[Line | None, None] = {}
+        self.found: dict[Line | None, str] = {}
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.aten.topk.default and args[0].dim():
-            axis, largest = args[2] if len(args) > 2 else -1, args[3] if len(args) > 3 else True
-            ordered = args[0].sort(dim=axis, descending=largest).values.movedim(axis, -1)[..., : args[1] + 1]
+        if func in TIED and args[0].dim():
+            if func is torch.ops.aten.topk.default:
+                axis, largest = args[2] if len(args) > 2 else -1, args[3] if len(args) > 3 else True
+                ordered = args[0].sort(dim=axis, descending=largest).values.movedim(axis, -1)[..., : args[1] + 1]
+            else:
+                axis = args[1] if len(args) > 1 else -1
+                ordered = args[0].sort(dim=axis).values.movedim(axis, -1)
             if (ordered[..., 1:] == ordered[..., :-1]).any():
-                self.found[line_now()] = None
+                self.found[line_now()] = TIED[func]
         return func(*args, **(kwargs or {}))
 
 
@@ -328,7 +346,7 @@ def _specialized(error: BaseException, where: Locations) -> str | None:
             )
         return (
             f"{found[1]} is to be dynamic, but the model or loss makes the number {found[2]} of it"
-            f"{_restricted(found[1], where)}: by int(), float() or range(), a loop over the tensor, a number in view or"
+            f"{_restricted(found[1], where)}: by range(), a loop over the tensor, a number in view or"
             " reshape, or a tensor of that size. Use x.shape[0] as it is, which math and NumPy take too, and -1,"
             " torch.arange, and torch.vmap or operators on the whole tensor in place of a loop, or let dynamic_shapes"
             " not name it"

@@ -38,6 +38,7 @@ from onnx_ops.torch.tracing.caches import bypassed_caches, hashes_a_size, withou
 from onnx_ops.torch.tracing.certainty import largest_size
 from onnx_ops.torch.tracing.constants import Constants
 from onnx_ops.torch.tracing.control_flow import written_control_flow
+from onnx_ops.torch.tracing.conversions import Conversions
 from onnx_ops.torch.tracing.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
 from onnx_ops.torch.tracing.explanations import Locations, explained, holding_where
 from onnx_ops.torch.tracing.extremes import symbolic_extremes
@@ -51,6 +52,7 @@ from onnx_ops.torch.tracing.real_parts import RealParts, has_complex_numbers
 from onnx_ops.torch.tracing.row_indices import index_rows
 from onnx_ops.torch.tracing.sizes import RecordedShapes, Roots, allowed_sizes, size_oblivious, symbolic_sizes
 from onnx_ops.torch.tracing.substitution import Substitution, whole_ops
+from onnx_ops.torch.tracing.zero_sums import make_zeros_positive
 from onnx_ops.training.conditions import Condition
 from onnx_ops.training.ranges import IndexRange
 
@@ -181,11 +183,38 @@ def trace(
     Raises:
         CaptureError: the function cannot be traced, or is valid only for some sizes of the dynamic dimensions.
     """
+    conversions = Conversions()
+    first: Traced | None = None
+    while True:
+        try:
+            found = _followed(function, examples, dynamic, where, followed, constants, conversions)
+        except CaptureError:
+            if conversions.missed:
+                continue
+            if first is None:
+                raise
+            return first
+        if not conversions.missed:
+            return found
+        first = first or found
+
+
+def _followed(
+    function: Callable[[Tensors], Tensors],
+    examples: Tensors,
+    dynamic: Dynamic,
+    where: Locations,
+    followed: Collection[str],
+    constants: Collection[str],
+    conversions: Conversions,
+) -> Traced:
+    """As `trace`, with what Python's int() and float() call numbers of the example."""
     try:
-        return _trace(function, examples, dynamic, where, followed, constants, None)
+        return _trace(function, examples, dynamic, where, followed, constants, conversions, None)
     except ExampleRequired:
         pass
-    return _trace(function, examples, dynamic, where, followed, constants, _recorded(function, examples, where))
+    example = _recorded(function, examples, where)
+    return _trace(function, examples, dynamic, where, followed, constants, conversions, example)
 
 
 def _trace(
@@ -195,9 +224,10 @@ def _trace(
     where: Locations,
     followed: Collection[str],
     constants: Collection[str],
+    conversions: Conversions,
     example: Example | None,
 ) -> Traced:
-    """As `trace`, with what depends on data in the examples; ExampleRequired is raised if it is None and needed."""
+    """As `_followed`, with what depends on data in the examples; ExampleRequired is raised if it is None and needed."""
     shapes = RecordedShapes(where.line, duck_shape=False)
     mode = FakeTensors(shape_env=shapes, allow_non_fake_inputs=True)
     inputs = [_Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
@@ -216,7 +246,7 @@ def _trace(
         known_values = Constants(mode)
         for name in constants:
             known_values.enter(named[name], examples[name])
-        with preserved(where.model), symbolic_sizes(), where, known_values, dependence, _substituted():
+        with preserved(where.model), symbolic_sizes(), where, known_values, dependence, _substituted(), conversions:
             outputs = list(function(named).values())
         sizes = {size.node.expr: size for tensor in tensors for size in tensor.shape if is_symbolic(size)}
         found = dependence.conditions(sizes)
@@ -258,10 +288,11 @@ def _trace(
         _check_sizes(shapes, inputs, roots, where)
         fold_functions(graph)
     index_rows(graph)
+    make_zeros_positive(graph)
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
     if any(kept[name].keys() != dynamic.get(name, {}).keys() for name in examples):
         # With the sizes of the other dimensions as numbers.
-        return _trace(function, examples, kept, where, followed, constants, example)
+        return _trace(function, examples, kept, where, followed, constants, conversions, example)
     symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
     return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), conditions, mode)
 
