@@ -100,6 +100,24 @@ CASES: dict[str, tuple[Tensor, Function]] = {
             x,
         ),
     ),
+    "choices of booleans": (
+        TIES,
+        lambda x: (
+            torch.where(x > 1, x > 2, x < 0),
+            (x > 1).masked_fill(x > 2, False),
+            (x > 1).masked_fill_(x == 0, torch.tensor(True)),
+            x,
+        ),
+    ),
+    "choices of short integers": (
+        TIES,
+        lambda x: (
+            torch.where(x > 1, x.short(), -x.short()),
+            x.short().masked_fill(x > 1, -7),
+            x.to(torch.int8).masked_fill(x > 1, 5),
+            x,
+        ),
+    ),
     "log of a sigmoid": (SPREAD[0], lambda x: (x.sigmoid().log(), x * x.sigmoid())),
 }
 

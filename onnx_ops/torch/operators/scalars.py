@@ -43,7 +43,6 @@ for _operator, _translation in (
     (aten.full_like.default, core.aten_full_like),
     (aten.lerp.Scalar, core.aten_lerp),
     (aten.linspace.default, core.aten_linspace),
-    (aten.masked_fill.Scalar, core.aten_masked_fill),
     (aten.new_full.default, core.aten_new_full),
     (aten.scalar_tensor.default, core.aten_scalar_tensor),
 ):
