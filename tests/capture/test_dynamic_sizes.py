@@ -704,3 +704,18 @@ def test_conditions_that_multiples_and_bounds_fulfil() -> None:
 def test_a_size_that_is_no_multiple() -> None:
     with pytest.raises(CaptureError, match=r"a size of 6 in the example is not 4\*rows for any rows"):
         compared(nn.Linear(8, 8), lambda m, x: m(x).sum(), [(6, 8)], 4 * Dim("rows"))
+
+
+def test_an_error_beside_a_cache_of_sizes_is_reported() -> None:
+    """Not that of the cache, behind which the trace is made again."""
+
+    @functools.lru_cache(maxsize=1)
+    def places(rows: int) -> Tensor:
+        return torch.arange(rows)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x) + places(x.shape[0])[:, None]
+        return y.sum() if y.sum() > 0 else -y.sum()
+
+    with pytest.raises(CaptureError, match=r"the loss decides by the numbers in a tensor .*specialize=True"):
+        gradients(nn.Linear(3, 3), loss, (torch.ones(4, 3),), dynamic_shapes=({0: Dim("N")},))

@@ -275,11 +275,13 @@ def _trace(
             return graph
 
     with explained(where), without_traced_values(), only_nodes():
+        graph = None
         try:
             graph = traced()
         except TypeError as error:
             if not hashes_a_size(error):
                 raise
+        if graph is None:  # out of the handler, as the error would be the cause of those that follow
             with bypassed_caches():
                 graph = traced()
         insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
