@@ -22,7 +22,7 @@ from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.lowering.export import to_onnx
 from onnx_ops.torch.steps.calls import FunctionCall, ModelCall, RunInfo
 from onnx_ops.torch.steps.step import JointStep
-from onnx_ops.torch.tracing.explanations import Locations
+from onnx_ops.torch.tracing.explanations import Locations, ties_explained, vectors_explained
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.randomness import Random
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, Traced, eager_mode, trace
@@ -136,9 +136,14 @@ class Forward:
             session, tolerance = Graph(proto), SIXTEEN_BITS if rounds_to_16_bits(proto) else None
             for make in compared:
                 given = make()
-                with preserved(joint.model), eager_mode(), joint.with_parameters(given) as values:
-                    expected = self._evaluated(values)
-                compare("outputs in evaluation mode", session.run(given), arrays(expected), tolerance)
+
+                def run(given: Tensors = given) -> Tensors:
+                    with preserved(joint.model), eager_mode(), joint.with_parameters(given) as values:
+                        return self._evaluated(values)
+
+                expected = arrays(run())
+                with vectors_explained(traced.graph), ties_explained(traced.graph, run):
+                    compare("outputs in evaluation mode", session.run(given), expected, tolerance)
         return proto
 
     def _exported(self, traced: Traced, values: Tensors, outputs: list[str]) -> tuple[ir.Model, dict[str, ir.Value]]:
@@ -182,10 +187,15 @@ class Forward:
         for value in [value for value in graph.inputs if not value.uses()]:
             graph.inputs.remove(value)
         if self._check:  # while the state is not in the graph, for the memory
-            with preserved(joint.model), eager_mode():
-                expected = joint.infer(values, call)
+
+            def run() -> Tensors:
+                with preserved(joint.model), eager_mode():
+                    return joint.infer(values, call)
+
+            expected = run()
             wanted = arrays({value.name or "": expected[value.name or ""] for value in graph.outputs})
-            compare("outputs in evaluation mode", Graph(model_proto(exported)).run(values), wanted)
+            with vectors_explained(traced.graph), ties_explained(traced.graph, run):
+                compare("outputs in evaluation mode", Graph(model_proto(exported)).run(values), wanted)
         for value in [value for value in graph.inputs if value.name not in arguments]:
             graph.inputs.remove(value)
             make_constant(graph, value, values[value.name or ""])

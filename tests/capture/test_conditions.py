@@ -450,3 +450,13 @@ def test_resizing_to_a_size_that_is_read() -> None:
         assert found[1].all() == holds
     (got,) = session.run(["loss"], capture.state | {"x": x.numpy(), "mask": mask.numpy()})
     np.testing.assert_allclose(got, loss(model, x, mask).item(), rtol=1e-5)
+
+
+def test_a_violated_condition_without_which_a_graph_does_not_run() -> None:
+    """The second step has the rows in another order; the one that is compared then has another state."""
+
+    def placed(model: nn.Linear, x: Tensor, places: Tensor) -> Tensor:
+        index = places if places[0] > 0 else places + 9 * places[0]
+        return torch.zeros(4, 2).index_add(0, index, model(x)).square().sum()
+
+    gradients(nn.Linear(2, 2), placed, (torch.ones(5, 2), torch.tensor([0, 1, 2, 3, 3])), specialize=True)

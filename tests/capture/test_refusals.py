@@ -185,6 +185,18 @@ def test_elements_that_are_equal() -> None:
         gradients(torch.nn.Linear(3, 40), loss, (torch.randn(9, 3),))
 
 
+@pytest.mark.parametrize("options", [{"inference": True}, {"inference": False, "evaluation": True}], ids=str)
+def test_elements_that_are_equal_in_evaluation_mode(options: dict[str, bool]) -> None:
+    class Selecting(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = super().forward(x)
+            return hidden if self.training else hidden.gather(1, (hidden > 0).float().topk(4, 1).indices)
+
+    torch.manual_seed(0)
+    with pytest.raises(CaptureError, match=rf"in evaluation mode.*\. topk {LINE} selects among equal elements"):
+        gradients(Selecting(3, 40), lambda model, x: model(x).square().mean(), (torch.randn(9, 3),), **options)
+
+
 def test_a_sort_of_equal_elements() -> None:
     """PyTorch orders them at will where there are more than 16, unless it is asked for a stable sort."""
 

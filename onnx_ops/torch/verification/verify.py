@@ -14,8 +14,18 @@ import onnxruntime as ort
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from onnx_ops.core.step_format import AVERAGES_COUNT, GRAD_SCALE, GRADIENT, GROWTH_TRACKER, NEXT, average_name
+from onnx_ops.core.step_format import (
+    AVERAGES_COUNT,
+    CONDITION_NUMBERS,
+    CONDITIONS,
+    GRAD_SCALE,
+    GRADIENT,
+    GROWTH_TRACKER,
+    NEXT,
+    average_name,
+)
 from onnx_ops.core.types import TensorType
+from onnx_ops.graph.slices import part
 from onnx_ops.integrations.sessions import InferenceSession, OwnOptions
 from onnx_ops.integrations.values import BFLOAT16, input_value, output_array
 from onnx_ops.linking.link import link
@@ -276,12 +286,11 @@ class Verification:
         """
         return_freed_memory()  # of the step before
         values = trial.make()
-        got = self._graph.run(self._state | values)
-        return_freed_memory()
         try:
-            check_conditions(self._conditions, got)
+            got = self._run(self._state | values)
         except StepError as violated:
             return str(violated)
+        return_freed_memory()
         # The update first: afterwards the new parameters are not in memory while PyTorch computes the gradients. But
         # wrong gradients, which may be the cause of a wrong update, are reported before it.
         difference: CaptureError | None = None
@@ -300,6 +309,19 @@ class Verification:
             raise difference
         self._state |= {name: as_tensor(got[NEXT + name]) for name in self._state if NEXT + name in got}
         return None
+
+    def _run(self, values: Tensors) -> Arrays:
+        """The graph's results; StepError if a condition is violated, which may be why onnxruntime does not run it."""
+        try:
+            got = self._graph.run(values)
+        except CaptureError:
+            if self._conditions:
+                graph = self._model.graph
+                outputs = [value for value in graph.output if value.name in (CONDITIONS, CONDITION_NUMBERS)]
+                check_conditions(self._conditions, Graph(part(self._model, graph.input, outputs)).run(values))
+            raise
+        check_conditions(self._conditions, got)
+        return got
 
     def _check(self, got: Arrays, expected: Tensors, values: Tensors) -> None:
         """Compare outputs with those of PyTorch; in float64 too if they differ.
