@@ -66,21 +66,6 @@ def test_len_of_a_tensor() -> None:
     assert len is before
 
 
-def test_whole_numbers_of_sizes() -> None:
-    """As in losses of the hardest samples, and in masks whose size is a share of an image's."""
-
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        y = model(x).square().mean(1)
-        hardest, share = int(0.7 * len(x)), float(len(x)) / 8
-        assert isinstance(hardest, int)
-        assert isinstance(share, float)
-        signed = int(-0.3 * len(x))
-        return y.topk(hardest).values.mean() * share + y[signed:].sum() + torch.zeros(int(len(x) / 2)).add(y[0]).sum()
-
-    compared(nn.Linear(8, 8), loss, [(6, 8), (10, 8), (4, 8)], Dim("N", min=4))
-    assert "int" not in globals()
-
-
 def test_tensors_made_of_sizes() -> None:
     """As grids of coordinates, shapes of feature maps and pairs of samples are."""
 
@@ -719,3 +704,18 @@ def test_an_error_beside_a_cache_of_sizes_is_reported() -> None:
 
     with pytest.raises(CaptureError, match=r"the loss decides by the numbers in a tensor .*specialize=True"):
         gradients(nn.Linear(3, 3), loss, (torch.ones(4, 3),), dynamic_shapes=({0: Dim("N")},))
+
+
+def test_whole_numbers_of_sizes() -> None:
+    """As in losses of the hardest samples, and in masks whose size is a share of an image's."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x).square().mean(1)
+        hardest, share = int(0.7 * len(x)), float(len(x)) / 8
+        assert isinstance(hardest, int)
+        assert isinstance(share, float)
+        signed = int(-0.3 * len(x))
+        return y.topk(hardest).values.mean() * share + y[signed:].sum() + torch.zeros(int(len(x) / 2)).add(y[0]).sum()
+
+    compared(nn.Linear(8, 8), loss, [(6, 8), (10, 8), (4, 8)], Dim("N", min=4))
+    assert "int" not in globals()

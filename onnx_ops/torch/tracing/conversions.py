@@ -6,7 +6,9 @@ Python's own return a number, that of the example. What else they are called wit
 from __future__ import annotations
 
 import contextlib
+import linecache
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -41,18 +43,20 @@ class _Kind(type):
         return hash(cls.origin)
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        if len(args) == 1 and not options and isinstance(args[0], (*SIZES, FakeTensor)):
-            number = args[0].item() if isinstance(args[0], torch.Tensor) else args[0]
-            return _whole(number) if cls.origin is int else torch.sym_float(number)
-        return cls.origin(*args, **options)
+        if len(args) != 1 or options or not isinstance(args[0], (*SIZES, FakeTensor)):
+            return cls.origin(*args, **options)
+        number = args[0].item() if isinstance(args[0], torch.Tensor) else args[0]
+        if not isinstance(number, SIZES):
+            return cls.origin(bool(number) if isinstance(number, torch.SymBool) else number)
+        return _whole(number) if cls.origin is int else torch.sym_float(number)
 
 
 def _whole(number: Any) -> Any:
     """Rounded towards 0; down, which conditions on sizes can be solved for, if it is certainly not negative."""
-    if isinstance(number, torch.SymFloat):
-        positive = is_certain(number.node.expr >= 0, number.node.shape_env.var_to_range)
-        return math.floor(number) if positive else math.trunc(number)
-    return number if isinstance(number, torch.SymInt) else int(number)
+    if isinstance(number, torch.SymInt):
+        return number
+    positive = is_certain(number.node.expr >= 0, number.node.shape_env.var_to_range)
+    return math.floor(number) if positive else math.trunc(number)
 
 
 class _Int(int, metaclass=_Kind):
@@ -71,6 +75,8 @@ METHODS = {
     (torch.SymFloat, "__float__"): "float",
 }
 """What Python's functions call of a dynamic size."""
+TYPES = re.compile(r"\b(is|is not|dtype ?=) ?(int|float)\b|\b(to|type|astype)\((int|float)\)")
+"""Code for which nothing but Python's types will do."""
 READS = {torch.Tensor.__int__: "int", torch.Tensor.__float__: "float"}
 """And of a tensor."""
 
@@ -124,6 +130,8 @@ class Conversions(TorchFunctionMode):
     def _note(self, frame: FrameType, name: str) -> None:
         """Note the module of the code that is running, if it calls Python's function of that name."""
         code, names = frame.f_code, frame.f_globals
-        if name in code.co_names and name not in names and not is_library(code.co_filename):
+        if name not in code.co_names or name in names or is_library(code.co_filename):
+            return
+        if not any(map(TYPES.search, linecache.getlines(code.co_filename))):
             self._modules.append(names)
             self.missed = True

@@ -376,9 +376,7 @@ def holding_where(size: str, condition: str, where: Locations, factor: int = 1) 
         where: the lines that restrict sizes.
         factor: by which the size is a multiple of the variable of the condition.
     """
-    remedy = (
-        " Use // or math.floor in place of int(). Or say so" if "trunc" in condition or "//" in condition else " Say so"
-    )
+    remedy = " Use // or math.floor in place of int(). Or say so" if "trunc" in condition else " Say so"
     divisors = [int(found) for found in re.findall(r"% (\d+)", condition)]
     multiple = factor * math.lcm(*divisors) if divisors else 16
     return (
