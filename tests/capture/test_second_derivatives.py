@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from captures import compared, gradients
+from cases import names_with
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional
 
 from onnx_ops.torch import CaptureError
 
-LAYERS = {
+LAYERS: dict[str, nn.Module] = {
     "LSTM": nn.LSTM(4, 3),
     "LSTM with projections": nn.LSTM(4, 3, bidirectional=True, proj_size=2),
     "GRU": nn.GRU(4, 3, bias=False),
@@ -40,6 +41,9 @@ class Losses(nn.Module):
         )
 
 
+MODELS = LAYERS | {"losses": Losses()}
+
+
 def penalized(model: nn.Module, x: Tensor) -> Tensor:
     """Nothing that is trained is in the gradient with respect to what is differentiated."""
     x = x.detach().requires_grad_()
@@ -49,8 +53,9 @@ def penalized(model: nn.Module, x: Tensor) -> Tensor:
     return value + gradient.square().sum()
 
 
-@pytest.mark.parametrize("model", [*LAYERS.values(), Losses()], ids=[*LAYERS, "losses"])
-def test_gradient_penalties(model: nn.Module) -> None:
+@pytest.mark.parametrize("name", names_with(full=["LSTM", "RNN"], names=MODELS))
+def test_gradient_penalties(name: str) -> None:
+    model = MODELS[name]
     torch.manual_seed(0)
     for parameter in model.parameters():
         nn.init.uniform_(parameter, 0.2, 0.8)
