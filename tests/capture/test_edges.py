@@ -100,6 +100,19 @@ CASES: dict[str, tuple[Tensor, Function]] = {
             x,
         ),
     ),
+    "any and all of some and of none": (
+        TIES,
+        lambda x: (
+            *((y > 2).any() for y in (x, x[:1], x[:0])),
+            *((y > 2).any(0) for y in (x, x[:0])),
+            (x > 2).any(1, keepdim=True),
+            x.any((0, 1)),
+            x.any(dim=None, keepdim=True),
+            *((y > 2).all() for y in (x, x[:0])),
+            (x[:0] > 2).all(0),
+            x,
+        ),
+    ),
     "choices of booleans": (
         TIES,
         lambda x: (

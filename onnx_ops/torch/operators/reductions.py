@@ -46,6 +46,27 @@ def _any_nan(x: Any, axes: Any, keepdims: int) -> tuple[Any, Any]:
     return isnan, op.Cast(op.ReduceMax(isnan, axes, keepdims=keepdims), to=ir.DataType.BOOL)
 
 
+@translates(aten.any.default)
+def _any(x: Any) -> Any:
+    return _any_along(x, None)
+
+
+@translates(aten.any.dim)
+def _any_dim(x: Any, dim: int, keepdim: bool = False) -> Any:
+    return _any_along(x, [dim], keepdim)
+
+
+@translates(aten.any.dims)
+def _any_along(x: Any, dim: Sequence[int] | None, keepdim: bool = False) -> Any:
+    """False without elements: the largest of no uint8 is 0, that of no int64, as in torch.onnx, the smallest number."""
+    found = op.Cast(x, to=ir.DataType.BOOL)
+    if not len(x.shape):
+        return found
+    axes = integers(dim) if dim else None
+    most = op.ReduceMax(op.Cast(found, to=ir.DataType.UINT8), axes, keepdims=int(keepdim))
+    return op.Cast(most, to=ir.DataType.BOOL)
+
+
 def _extreme(name: str) -> Callable[..., Any]:
     """amax or amin, without axes over all of them, which the translation of torch.onnx refuses."""
 
