@@ -17,9 +17,11 @@ from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 __all__ = [
     "Extent",
     "aclnn",
+    "constant_integers",
     "double",
     "integers",
     "is_read_once",
+    "is_standard",
     "may_have",
     "number",
     "op",
@@ -66,6 +68,17 @@ def replace_node(node: ir.Node, *added: ir.Node, along: Sequence[ir.Node] = ()) 
     old, new = node.outputs[0], added[-1].outputs[0]
     new.shape, new.type = old.shape, old.type
     ir.convenience.replace_nodes_and_values(node.graph, node, [node, *along], added, [old], [new])
+
+
+def is_standard(node: ir.Node, op_type: str) -> bool:
+    """Whether a node is of this operator of standard ONNX."""
+    return node.domain == "" and node.op_type == op_type
+
+
+def constant_integers(value: ir.Value | None) -> list[int] | None:
+    """The elements of a constant of integers, such as axes; None for a value that is not constant, or none."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy().reshape(-1).tolist()
 
 
 def is_read_once(value: ir.Value) -> bool:

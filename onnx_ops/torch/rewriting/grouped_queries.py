@@ -14,7 +14,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnx_ops.core.domain import DOMAIN
 from onnx_ops.ops import OPS
-from onnx_ops.torch.base.nodes import is_read_once
+from onnx_ops.torch.base.nodes import constant_integers, is_read_once, is_standard
 from onnx_ops.torch.rewriting.known_shapes import has_shape, has_shape_of, sizes_depend_on_data
 
 REPEATED: Mapping[str, Mapping[str, str | None]] = {
@@ -105,15 +105,13 @@ def _sum_over_groups(gradient: ir.Value, repeated: _Repeated, by_data: bool) -> 
 def _axes(total: ir.Value) -> list[int] | None:
     """The axes over which a ReduceSum adds, if they are constant."""
     node = total.producer()
-    axes = None if node is None or len(node.inputs) < 2 else node.inputs[1]
-    constant = None if axes is None else ir.convenience.get_const_tensor(axes)
-    return None if constant is None else constant.numpy().tolist()
+    return None if node is None or len(node.inputs) < 2 else constant_integers(node.inputs[1])
 
 
 def _input(value: ir.Value | None, op_type: str) -> ir.Value | None:
     """The first input of the node of this type that computes a value."""
     node = None if value is None else value.producer()
-    return node.inputs[0] if node is not None and (node.domain, node.op_type) == ("", op_type) else None
+    return node.inputs[0] if node is not None and is_standard(node, op_type) else None
 
 
 def _output(value: ir.Value | None, op_type: str) -> ir.Value | None:
@@ -121,4 +119,4 @@ def _output(value: ir.Value | None, op_type: str) -> ir.Value | None:
     if value is None or not is_read_once(value):
         return None
     ((node, place),) = value.uses()
-    return node.outputs[0] if (node.domain, node.op_type, place) == ("", op_type, 0) else None
+    return node.outputs[0] if is_standard(node, op_type) and place == 0 else None

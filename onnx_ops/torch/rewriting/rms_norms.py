@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
-from onnx_ops.torch.base.nodes import is_read_once, replace_node, unneeded
+from onnx_ops.torch.base.nodes import constant_integers, is_read_once, is_standard, replace_node, unneeded
 from onnx_ops.torch.rewriting.joining import is_term, terms_of
 from onnx_ops.torch.rewriting.known_shapes import has_shape_of
 
@@ -153,7 +153,7 @@ class _Norm:
     def _products(self, value: ir.Value) -> Iterator[tuple[ir.Node, ir.Value]]:
         """The products of a value in the graph, with the other factor."""
         for user, place in value.uses():
-            other = user.inputs[1 - place] if _is(user, "Mul") and user.graph is self.graph else None
+            other = user.inputs[1 - place] if is_standard(user, "Mul") and user.graph is self.graph else None
             if other is not None:
                 yield user, other
 
@@ -200,12 +200,16 @@ class _Norm:
                 return None
             (user, place), *_ = value.uses()
             further: _Product | None
-            if _is(user, "Neg"):
+            if is_standard(user, "Neg"):
                 further = product.times(_Product(-1.0))
-            elif _is(user, "Mul") or (_is(user, "Div") and place == 0):
+            elif is_standard(user, "Mul") or (is_standard(user, "Div") and place == 0):
                 factor = self._product(user.inputs[1 - place])
                 further = (
-                    None if factor is None else product.over(factor) if _is(user, "Div") else product.times(factor)
+                    None
+                    if factor is None
+                    else product.over(factor)
+                    if is_standard(user, "Div")
+                    else product.times(factor)
                 )
             else:
                 return None
@@ -234,19 +238,19 @@ class _Norm:
         node = value.producer()
         if node is None or not depth:
             return None
-        if _is(node, "Neg") or _is(node, "Reciprocal"):
+        if is_standard(node, "Neg") or is_standard(node, "Reciprocal"):
             inner = self._product(node.inputs[0], depth - 1)
             if inner is None:
                 return None
-            return inner.times(_Product(-1.0)) if _is(node, "Neg") else _Product().over(inner)
-        if _is(node, "Pow"):
+            return inner.times(_Product(-1.0)) if is_standard(node, "Neg") else _Product().over(inner)
+        if is_standard(node, "Pow"):
             inner, exponent = self._product(node.inputs[0], depth - 1), _number(node.inputs[1], rank)
             return None if inner is None or exponent is None else inner.power(exponent)
-        if _is(node, "Mul") or _is(node, "Div"):
+        if is_standard(node, "Mul") or is_standard(node, "Div"):
             first, second = (self._product(given, depth - 1) for given in node.inputs)
             if first is None or second is None:
                 return None
-            return first.over(second) if _is(node, "Div") else first.times(second)
+            return first.over(second) if is_standard(node, "Div") else first.times(second)
         return None
 
     def _sum_of_rows(self, value: ir.Value) -> ir.Value | None:
@@ -262,8 +266,8 @@ class _Norm:
             axes = _axes(user, "ReduceSum", rank)
             if axes is not None and max(axes) < rank - len(sizes):
                 rank -= 0 if user.attributes.get_int("keepdims", 1) else len(axes)
-            elif _is(user, "Reshape") and place == 0:
-                target = _integers(user.inputs[1])
+            elif is_standard(user, "Reshape") and place == 0:
+                target = constant_integers(user.inputs[1])
                 if target is None or target[-len(sizes) :] != sizes:
                     break
                 rank = len(target)
@@ -375,17 +379,17 @@ def _producers(*values: ir.Value | None) -> list[ir.Node]:
 
 def _norm(node: ir.Node) -> _Norm | None:
     """The normalization whose `normal` a node computes."""
-    if not _is(node, "Mul") or not isinstance(node.graph, ir.Graph):
+    if not is_standard(node, "Mul") or not isinstance(node.graph, ir.Graph):
         return None
     for x, r in (node.inputs, node.inputs[::-1]):
         if x is None or r is None or x.dtype is not ir.DataType.FLOAT or x.shape is None:
             continue
         root, rank = _inverted(r), len(x.shape)
         node_of_root = None if root is None else root.producer()
-        if root is None or node_of_root is None or not _is(node_of_root, "Sqrt"):
+        if root is None or node_of_root is None or not is_standard(node_of_root, "Sqrt"):
             continue
         (total,) = _producers(node_of_root.inputs[0]) or (None,)
-        if total is None or not _is(total, "Add"):
+        if total is None or not is_standard(total, "Add"):
             continue
         for value, constant in (total.inputs, total.inputs[::-1]):
             mean, epsilon = None if value is None else value.producer(), _number(constant, rank)
@@ -402,22 +406,20 @@ def _norm(node: ir.Node) -> _Norm | None:
 def _inverted(value: ir.Value) -> ir.Value | None:
     """What a value is the reciprocal of."""
     node = value.producer()
-    if node is not None and _is(node, "Mul") and node.inputs[0] is not None and _number(node.inputs[1], 0) == 1:
+    if node is not None and is_standard(node, "Mul") and node.inputs[0] is not None and _number(node.inputs[1], 0) == 1:
         node = node.inputs[0].producer()  # PyTorch's 1 / x
-    if node is not None and _is(node, "Reciprocal"):
+    if node is not None and is_standard(node, "Reciprocal"):
         return node.inputs[0]
-    return node.inputs[1] if node is not None and _is(node, "Div") and _number(node.inputs[0], 0) == 1 else None
+    return node.inputs[1] if node is not None and is_standard(node, "Div") and _number(node.inputs[0], 0) == 1 else None
 
 
 def _is_square(value: ir.Value | None, x: ir.Value) -> bool:
     node = None if value is None else value.producer()
     if node is None or node.inputs[0] is not x:
         return False
-    return (_is(node, "Mul") and node.inputs[1] is x) or (_is(node, "Pow") and _number(node.inputs[1], 0) == 2)
-
-
-def _is(node: ir.Node, op_type: str) -> bool:
-    return node.domain == "" and node.op_type == op_type
+    return (is_standard(node, "Mul") and node.inputs[1] is x) or (
+        is_standard(node, "Pow") and _number(node.inputs[1], 0) == 2
+    )
 
 
 def _users(value: ir.Value) -> list[ir.Node]:
@@ -430,23 +432,18 @@ def _number(value: ir.Value | None, rank: int) -> float | None:
     return None if tensor is None or tensor.size != 1 or len(tensor.shape) > rank else float(tensor.numpy().item())
 
 
-def _integers(value: ir.Value | None) -> list[int] | None:
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy().reshape(-1).tolist()
-
-
 def _axes(node: ir.Node, op_type: str, rank: int | None = None) -> list[int] | None:
     """The axes of a reduction, at least one, in order; None for other nodes, and where they are not known.
 
     Args:
         rank: of what is reduced, None for what the node says.
     """
-    if not _is(node, op_type) or len(node.inputs) < 2 or node.inputs[0] is None:
+    if not is_standard(node, op_type) or len(node.inputs) < 2 or node.inputs[0] is None:
         return None
     if rank is None:
         shape = node.inputs[0].shape
         if shape is None:
             return None
         rank = len(shape)
-    found = _integers(node.inputs[1])
+    found = constant_integers(node.inputs[1])
     return sorted(axis % rank for axis in found) if found else None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
-from onnx_ops.torch.base.nodes import replace_node, unneeded
+from onnx_ops.torch.base.nodes import constant_integers, is_standard, replace_node, unneeded
 from onnx_ops.torch.rewriting.joining import is_sum, is_term, terms_of
 from onnx_ops.torch.rewriting.known_shapes import has_shape_of, sizes_depend_on_data
 
@@ -113,7 +113,7 @@ def _fit(match: _Match, by_data: bool) -> bool:
 
 def _embedding(node: ir.Node, x: ir.Value) -> tuple[str, ir.Value, ir.Node] | None:
     """The sines and the concatenation, if a node is concat(-x2, x1) * sin."""
-    if not _is(node, "Mul"):
+    if not is_standard(node, "Mul"):
         return None
     for turned, sin in (node.inputs, node.inputs[::-1]):
         joined = _node(turned, "Concat")
@@ -124,7 +124,7 @@ def _embedding(node: ir.Node, x: ir.Value) -> tuple[str, ir.Value, ir.Node] | No
 
 def _gradient(node: ir.Node, grad: ir.Value) -> tuple[str, ir.Value, ir.Node] | None:
     """The sines and the concatenation, if a node is concat(m2, -m1) of m = grad * sin."""
-    if not _is(node, "Concat") or len(node.inputs) != 2:
+    if not is_standard(node, "Concat") or len(node.inputs) != 2:
         return None
     value = _whole(node.inputs[0])
     product = _node(value, "Mul")
@@ -160,7 +160,7 @@ def _is_of_halves(node: ir.Node, whole: ir.Value, negative: int) -> bool:
 def _whole(part: ir.Value | None) -> ir.Value | None:
     """What a value may be a part of."""
     node = None if part is None else part.producer()
-    return node.inputs[0] if node is not None and (_is(node, "Slice") or _is(node, "Split")) else None
+    return node.inputs[0] if node is not None and (is_standard(node, "Slice") or is_standard(node, "Split")) else None
 
 
 def _range(part: ir.Value | None, whole: ir.Value) -> tuple[int, int] | None:
@@ -178,7 +178,7 @@ def _range(part: ir.Value | None, whole: ir.Value) -> tuple[int, int] | None:
             return None
         place = node.outputs.index(part)
         return sum(known[:place]), sum(known[: place + 1])
-    starts, ends, axes, steps = ([*map(_integers, node.inputs[1:]), None, None])[:4]
+    starts, ends, axes, steps = ([*map(constant_integers, node.inputs[1:]), None, None])[:4]
     if starts is None or ends is None or len(starts) != 1 or len(ends) != 1:
         return None
     has_steps = len(node.inputs) > 4 and node.inputs[4] is not None
@@ -188,16 +188,7 @@ def _range(part: ir.Value | None, whole: ir.Value) -> tuple[int, int] | None:
     return begin, end
 
 
-def _integers(value: ir.Value | None) -> list[int] | None:
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy().reshape(-1).tolist()
-
-
 def _node(value: ir.Value | None, op_type: str) -> ir.Node | None:
     """The node that computes a value, if it is of this type."""
     node = None if value is None else value.producer()
-    return node if node is not None and _is(node, op_type) else None
-
-
-def _is(node: ir.Node, op_type: str) -> bool:
-    return node.domain == "" and node.op_type == op_type
+    return node if node is not None and is_standard(node, op_type) else None

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_ops.torch.base.nodes import constant_integers
+
 MIN_ROWS = 128
 """The least number of rows that are summed in two steps."""
 MIN_BLOCK = 8
@@ -26,7 +28,7 @@ def split_sums(model: ir.Model) -> None:
 
 
 def _split(node: ir.Node) -> None:
-    value, axes = node.inputs[0], _constant(node.inputs[1] if len(node.inputs) > 1 else None)
+    value, axes = node.inputs[0], constant_integers(node.inputs[1] if len(node.inputs) > 1 else None)
     if value is None or value.shape is None or value.dtype is not ir.DataType.FLOAT or axes is None:
         return
     leading, rank = len(axes), len(value.shape)
@@ -75,8 +77,3 @@ def _block(value: ir.Value, leading: int) -> int | None:
     size = inner.shape[place]
     same = list(inner.shape[place + 1 :]) == list(value.shape[1:])
     return size if same and isinstance(size, int) and size >= MIN_BLOCK else None
-
-
-def _constant(value: ir.Value | None) -> list[int] | None:
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy().reshape(-1).tolist()
