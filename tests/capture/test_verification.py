@@ -20,7 +20,7 @@ from onnx_ops.torch import CaptureError
 from onnx_ops.torch import capture as capturing
 from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.step import JointStep
-from onnx_ops.torch.verification import verify
+from onnx_ops.torch.verification import tolerances, verify
 from onnx_ops.torch.verification.trials import trials
 from onnx_ops.torch.verification.widening import Float64Computation, to_float64
 
@@ -218,6 +218,22 @@ def test_jumps_that_few_changes_show(monkeypatch: pytest.MonkeyPatch) -> None:
     disturbances = verify.disturbances
     monkeypatch.setattr(verify, "disturbances", rarely)
     captured_with_a_jump(nn.ReLU(), monkeypatch)
+
+
+def test_jumps_are_rounded_too() -> None:
+    """The sign that a small change reverses is reversed in the graph, whose other errors are those of float32."""
+    exact = {"grad.weight": np.array([1.0, -0.4, 0.3]), "grad.bias": np.array([50.0])}
+    near = {"grad.weight": np.array([1.0, -0.3, 0.3]), "grad.bias": np.array([50.0])}
+    theirs = {name: array.astype(np.float32) for name, array in exact.items()}
+    tolerance = tolerances.rounding(theirs, near, exact)
+    for off, agrees in ((0.1, True), (0.1007, True), (0.103, False)):  # 0.001 of 1 and 1e-5 of 50 more are allowed
+        got = {name: array.astype(np.float32) for name, array in near.items()}
+        got["grad.weight"][1] = np.float32(off - 0.4)
+        if agrees:
+            tolerances.compare("outputs", got, exact, tolerance)
+        else:
+            with pytest.raises(CaptureError, match=r"grad\.weight is off"):
+                tolerances.compare("outputs", got, exact, tolerance)
 
 
 def test_jumps_of_smooth_functions_are_faults(monkeypatch: pytest.MonkeyPatch) -> None:
