@@ -27,9 +27,9 @@ from onnx.defs import OpSchema
 import onnx_ops
 from onnx_ops.ascend.correspondence import correspondence
 from onnx_ops.ascend.golden import operators
-from onnx_ops.cli.inspection import OpDescription, Parameter, describe
+from onnx_ops.cli.inspection import OpDescription, describe
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import defaults
+from onnx_ops.core.schema import Parameter, defaults
 from onnx_ops.core.types import FLOATS
 from onnx_ops.graph.walk import subgraphs
 from onnx_ops.integrations.examples import example_body, example_model

@@ -15,7 +15,6 @@ from onnx import TensorProto
 from onnx.defs import OpSchema
 
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import allowed_dtypes, is_optional
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.integrations import precompile
 from onnx_ops.integrations.precompile import all_functions
@@ -180,8 +179,8 @@ def drawn(rng: np.random.Generator, op: Op) -> dict[str, Any]:
 
 def mixtures(op: Op) -> Iterator[tuple[list[TensorType | None], list[bool]]]:
     """Inputs of two dtypes, as far as they take these, with all or none of the optional ones, and the outputs."""
-    optional = [is_optional(parameter) for parameter in op.schema.inputs]
-    allowed = [allowed_dtypes(op.schema, parameter) for parameter in op.schema.inputs]
+    optional = [parameter.optional for parameter in op.inputs]
+    allowed = [parameter.dtypes for parameter in op.inputs]
     numbers = [[TensorProto.DataType.Value(name.upper()) for name in names] for names in allowed]
     count = len(optional)
     for first, second in itertools.permutations(FLOATS, 2):
@@ -191,7 +190,7 @@ def mixtures(op: Op) -> Iterator[tuple[list[TensorType | None], list[bool]]]:
             for present in (True, False):
                 there = [present or not own for own in optional]
                 types = [TensorType(dtype) if own else None for dtype, own in zip(dtypes, there, strict=True)]
-                yield types, [present or not is_optional(parameter) for parameter in op.schema.outputs]
+                yield types, [present or not parameter.optional for parameter in op.outputs]
 
 
 @pytest.mark.parametrize("op", ALL_VERSIONS, ids=lambda op: op.kernel_name)

@@ -14,7 +14,6 @@ from onnx import helper
 
 from onnx_ops.core.errors import OpError
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import allowed_dtypes
 from onnx_ops.core.types import TensorType
 from onnx_ops.integrations.examples import node_model
 from onnx_ops.integrations.nodes import attribute_value
@@ -101,13 +100,11 @@ def _bound(
     given: dict[str, Any] = dict(zip(op.input_names, inputs, strict=False))
     attributes = {}
     for name, value in named.items():
-        if name in op.schema.attributes:
+        if name in op.attributes:
             value = attribute_value(op, name, value)
             attributes[name] = tuple(value) if isinstance(value, list) else value
         elif name not in op.input_names:
-            known = (
-                f"expected inputs {', '.join(op.input_names)}; attributes {', '.join(op.schema.attributes) or 'none'}"
-            )
+            known = f"expected inputs {', '.join(op.input_names)}; attributes {', '.join(op.attributes) or 'none'}"
             raise OpError(op.name, f"unknown input or attribute '{name}', {known}")
         elif name in given:
             raise OpError(op.name, f"input '{name}' is given by position and by name, expected once")
@@ -128,8 +125,8 @@ def _array(op: Op, name: str, value: Any) -> np.ndarray | None:
     try:
         _element(array)
     except (KeyError, ValueError):  # by the version of onnx
-        (parameter,) = (parameter for parameter in op.schema.inputs if parameter.name == name)
-        expected = ", ".join(sorted(allowed_dtypes(op.schema, parameter)))
+        (parameter,) = (parameter for parameter in op.inputs if parameter.name == name)
+        expected = ", ".join(sorted(parameter.dtypes))
         raise OpError(op.name, f"input '{name}' has dtype {array.dtype}, expected one of {expected}") from None
     return array
 

@@ -22,7 +22,7 @@ from onnx_ops.ascend.correspondence import correspondence
 from onnx_ops.ascend.records import GeAttribute, GeOperator
 from onnx_ops.core.errors import OpError
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import defaults, is_optional
+from onnx_ops.core.schema import defaults
 from onnx_ops.core.version import __version__
 from onnx_ops.ops import OPS
 
@@ -195,7 +195,7 @@ def _add_function(inlined: _Inlined, op: Op, kernel: str) -> str:
 
 def _translated(op: Op, operator: GeOperator, name: str) -> str:
     """A golden function that calls the definition of the op with its names."""
-    optional = {parameter.name for parameter in op.schema.inputs if is_optional(parameter)}
+    optional = {parameter.name for parameter in op.inputs if parameter.optional}
     inputs = {f"{own}_" if keyword.iskeyword(own) else own: source for own, source in operator.inputs.items()}
     parameters = [f"{own}=None" if source in optional else own for own, source in inputs.items()]
     attributes = {own: _default(op, attribute) for own, attribute in operator.attributes.items()}

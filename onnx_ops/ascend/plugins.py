@@ -12,7 +12,7 @@ from onnx_ops.ascend.records import Constant, GeAttribute, GeOperator
 from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.errors import OpError
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import defaults, is_optional
+from onnx_ops.core.schema import defaults
 from onnx_ops.core.version import __version__
 
 PARTITIONED_CALL = "PartitionedCall"
@@ -155,7 +155,7 @@ class _Parser:
             yield "      return FAILED;"
             yield "    }"
             yield "  }"
-        optional = [is_optional(parameter) for parameter in self.op.schema.inputs]
+        optional = [parameter.optional for parameter in self.op.inputs]
         last = max((i for i, free in enumerate(optional) if not free), default=-1)
         if any(optional[: last + 1]) or (self.is_graph and any(optional)):
             yield "  for (const auto &input : node->input()) {"
@@ -168,7 +168,7 @@ class _Parser:
         """Reads attributes into variables named as in the schema."""
         names = {a.source for a in self.operator.attributes.values()} | set(self.operator.only)
         names |= {a.empty for a in self.operator.attributes.values() if isinstance(a.empty, str)}
-        attributes = {name: a for name, a in self.op.schema.attributes.items() if name in names}
+        attributes = {name: a for name, a in self.op.attributes.items() if name in names}
         for name, attribute in attributes.items():
             yield f"  {SOURCES[attribute.type]} {name}{_initial(defaults(self.op.schema).get(name))};"
         if attributes:
@@ -228,7 +228,7 @@ class _Parser:
         yield '    inputs.push_back(ge::OperatorFactory::CreateOperator(own.c_str(), "Data"));'
         yield '    inputs.back().SetAttr("index", static_cast<int64_t>(i));'
         yield "  }"
-        yield f"  if (inputs.size() < {sum(not is_optional(p) for p in self.op.schema.inputs)}) {{"
+        yield f"  if (inputs.size() < {sum(not p.optional for p in self.op.inputs)}) {{"
         yield "    return FAILED;"
         yield "  }"
         for own, other in self.operator.divided.items():
@@ -236,7 +236,7 @@ class _Parser:
             yield f'  {own}_quotient.SetInput("x1", inputs[{self.op.input_names.index(own)}], "y");'
             yield f'  {own}_quotient.SetInput("x2", inputs[{self.op.input_names.index(other)}], "y");'
         yield from _created("result", self.operator.name)
-        required = {p.name for p in self.op.schema.inputs if not is_optional(p)}
+        required = {p.name for p in self.op.inputs if not p.optional}
         for name, own in self.operator.inputs.items():
             index = self.op.input_names.index(own)
             value = f"{own}_quotient" if own in self.operator.divided else f"inputs[{index}]"

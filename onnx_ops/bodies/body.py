@@ -82,7 +82,7 @@ class Body(Builder):
 
     def value_of(self, name: str) -> Value:
         """An attribute as a value of the graph: int64, or the computing dtype for a float."""
-        kind = attribute_kind(self._op.schema.attributes[name])
+        kind = attribute_kind(self._op.attributes[name])
         agreed = self.attribute(name)
         if agreed is not None:
             return self.constant(agreed, name=name)

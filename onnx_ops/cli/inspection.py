@@ -9,11 +9,10 @@ from typing import Any
 
 import onnx
 from onnx import TensorProto, checker, shape_inference
-from onnx.defs import OpSchema
 
 from onnx_ops.core.errors import LinkError, OpError, at_node
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import allowed_dtypes, attribute_type, defaults, is_optional
+from onnx_ops.core.schema import Parameter, attribute_type, defaults
 from onnx_ops.core.types import TensorType, dtype_name
 from onnx_ops.graph.files import same_model
 from onnx_ops.graph.functions import called_key, function_key
@@ -31,16 +30,6 @@ FUNCTION_BODY = "portable body"
 
 
 # --- ops -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """An input or an output of an op."""
-
-    name: str
-    optional: bool
-    dtypes: tuple[str, ...]
-    description: str
 
 
 @dataclass(frozen=True)
@@ -68,15 +57,9 @@ def describe(op: Op) -> OpDescription:
     """The description of an op, with inputs in the order of the schema and attributes sorted by name."""
     attributes = (
         Attribute(name, attribute_type(a), defaults(op.schema).get(name), a.description)
-        for name, a in sorted(op.schema.attributes.items())
+        for name, a in sorted(op.attributes.items())
     )
-    inputs, outputs = (tuple(_parameter(op.schema, p) for p in ps) for ps in (op.schema.inputs, op.schema.outputs))
-    return OpDescription(op.name, op.body_opset, inputs, outputs, tuple(attributes))
-
-
-def _parameter(schema: OpSchema, parameter: OpSchema.FormalParameter) -> Parameter:
-    dtypes = tuple(allowed_dtypes(schema, parameter))
-    return Parameter(parameter.name, is_optional(parameter), dtypes, parameter.description)
+    return OpDescription(op.name, op.body_opset, op.inputs, op.outputs, tuple(attributes))
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

@@ -15,13 +15,13 @@ from onnx_ops.cli.inspection import (
     Linked,
     Node,
     OpDescription,
-    Parameter,
     Tensor,
     describe,
 )
 from onnx_ops.cli.terminal import INDENT, NAME, UNWRAPPED, counted, print_fields, print_lines, print_wrapped
 from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 from onnx_ops.core.op import Op
+from onnx_ops.core.schema import Parameter
 from onnx_ops.core.types import shape_text
 from onnx_ops.core.version import __version__
 

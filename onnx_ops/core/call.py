@@ -9,7 +9,7 @@ from typing import Any
 from onnx.defs import OpSchema
 
 from onnx_ops.core.errors import OpError, Status
-from onnx_ops.core.schema import allowed_dtypes, choices_text, defaults, is_optional
+from onnx_ops.core.schema import choices_text, defaults, schema_attributes, schema_inputs, schema_outputs
 from onnx_ops.core.types import (
     MAX_ELEMENTS,
     MAX_NUMBER,
@@ -48,17 +48,17 @@ class Call:
         outputs: Sequence[bool] | None = None,
     ) -> Call:
         given = list(inputs)
-        names = [parameter.name for parameter in schema.inputs]
+        names = [parameter.name for parameter in schema_inputs(schema)]
         if len(given) > len(names):
             raise OpError(schema.name, f"got {len(given)} inputs, expected at most {len(names)}: {', '.join(names)}")
         filled = given + [None] * (len(names) - len(given))
-        known = [parameter.name for parameter in schema.outputs]
+        known = [parameter.name for parameter in schema_outputs(schema)]
         wanted = known if outputs is None else [name for name, there in zip(known, outputs, strict=False) if there]
         values = {**defaults(schema), **(attributes or {})}
-        for name in schema.attributes:
+        for name in schema_attributes(schema):
             if name not in values:
                 raise OpError(schema.name, f"required attribute '{name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR)
-        values = {name: values.pop(name) for name in schema.attributes} | values  # in the order of the schema
+        values = {name: values.pop(name) for name in schema_attributes(schema)} | values  # in the order of the schema
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
         return cls(schema, dict(zip(names, filled, strict=True)), values, tuple(wanted))
 
@@ -105,16 +105,16 @@ class Call:
 
     def check(self) -> None:
         """Raise OpError for a missing required input, a dtype not in the schema, a rank or a size above the limit."""
-        for parameter in self.schema.inputs:
+        for parameter in schema_inputs(self.schema):
             tensor = self.inputs[parameter.name]
             if tensor is None:
-                if not is_optional(parameter):
+                if not parameter.optional:
                     raise self.error(f"required input '{parameter.name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR)
                 continue
             if tensor.dtype is not None:
-                given, allowed = dtype_name(tensor.dtype), allowed_dtypes(self.schema, parameter)
-                if given not in allowed:
-                    expected = ", ".join(sorted(allowed))
+                given = dtype_name(tensor.dtype)
+                if given not in parameter.dtypes:
+                    expected = ", ".join(sorted(parameter.dtypes))
                     raise self.error(f"input '{parameter.name}' has dtype {given}, expected one of {expected}")
             if tensor.shape is not None and len(tensor.shape) > MAX_RANK:
                 raise self.shape_error(parameter.name, f"at most {MAX_RANK} dimensions")

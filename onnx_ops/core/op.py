@@ -14,7 +14,7 @@ from onnx.defs import OpSchema
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import kernel_name
 from onnx_ops.core.errors import OpError, Status
-from onnx_ops.core.schema import allowed_dtypes, attribute_kind, is_optional
+from onnx_ops.core.schema import Parameter, attribute_kind, schema_attributes, schema_inputs, schema_outputs
 from onnx_ops.core.signature import Signature
 from onnx_ops.core.types import MAX_ELEMENTS, TensorType, dtype_name, shape_text, too_large
 
@@ -109,25 +109,37 @@ class Op:
 
     @functools.cached_property
     def _attribute_types(self) -> dict[str, int]:
-        return {name: attribute_kind(attribute) for name, attribute in self.schema.attributes.items()}
+        return {name: attribute_kind(attribute) for name, attribute in self.attributes.items()}
+
+    @property
+    def inputs(self) -> tuple[Parameter, ...]:
+        return schema_inputs(self.schema)
+
+    @property
+    def outputs(self) -> tuple[Parameter, ...]:
+        return schema_outputs(self.schema)
+
+    @property
+    def attributes(self) -> Mapping[str, OpSchema.Attribute]:
+        return schema_attributes(self.schema)
 
     @functools.cached_property
     def input_names(self) -> tuple[str, ...]:
-        return tuple(parameter.name for parameter in self.schema.inputs)
+        return tuple(parameter.name for parameter in self.inputs)
 
     @functools.cached_property
     def output_names(self) -> tuple[str, ...]:
-        return tuple(parameter.name for parameter in self.schema.outputs)
+        return tuple(parameter.name for parameter in self.outputs)
 
     @functools.cached_property
     def required_attributes(self) -> Mapping[str, Any]:
         """The required attributes, with their values in the example."""
-        return {name: self.example.attributes[name] for name, a in self.schema.attributes.items() if a.required}
+        return {name: self.example.attributes[name] for name, a in self.attributes.items() if a.required}
 
     def example_arrays(self, dtype: np.dtype[Any]) -> dict[str, np.ndarray]:
         """The inputs of the example, floating ones in a dtype where the schema allows it."""
         given = dtype_name(helper.np_dtype_to_tensor_dtype(dtype))
-        allowed = {parameter.name: allowed_dtypes(self.schema, parameter) for parameter in self.schema.inputs}
+        allowed = {parameter.name: parameter.dtypes for parameter in self.inputs}
         return {
             name: array.astype(dtype) if array.dtype.kind == "f" and given in allowed[name] else array
             for name, array in self.example.arrays().items()
@@ -140,12 +152,12 @@ class Op:
 
     def attribute(self, name: str) -> OpSchema.Attribute:
         """The attribute of the schema; raises OpError if there is none with this name."""
-        if name not in self.schema.attributes:
+        if name not in self.attributes:
             raise self._unknown_attribute(name)
-        return self.schema.attributes[name]
+        return self.attributes[name]
 
     def _unknown_attribute(self, name: str) -> OpError:
-        known = ", ".join(self.schema.attributes) or "none"
+        known = ", ".join(self.attributes) or "none"
         return OpError(self.name, f"unknown attribute '{name}', expected {known}")
 
     def call(
@@ -184,12 +196,12 @@ class Op:
 
     def check_outputs(self, names: Sequence[str]) -> None:
         """Raise OpError for too many output names of a node, or a required output without one."""
-        parameters = self.schema.outputs
-        if len(names) > len(parameters):
-            most = f"at most {len(parameters)}" if len(parameters) > 1 else "1"
+        most_names = len(self.outputs)
+        if len(names) > most_names:
+            most = f"at most {most_names}" if most_names > 1 else "1"
             raise OpError(self.name, f"got {len(names)} outputs, expected {most}: {', '.join(self.output_names)}")
-        for index, parameter in enumerate(parameters):
-            if not is_optional(parameter) and not (index < len(names) and names[index]):
+        for index, parameter in enumerate(self.outputs):
+            if not parameter.optional and not (index < len(names) and names[index]):
                 raise OpError(self.name, f"required output '{parameter.name}' has no name")
         if not any(names):
             raise OpError(self.name, f"no output has a name, expected one of {', '.join(self.output_names)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -23,14 +24,40 @@ def dtype_names(types: Iterable[str]) -> list[str]:
     return [text.removeprefix("tensor(").removesuffix(")") for text in types]
 
 
-def allowed_dtypes(schema: OpSchema, parameter: OpSchema.FormalParameter) -> list[str]:
-    """The element types that an input or output may have; onnx 1.20 has no FormalParameter.types."""
+@dataclass(frozen=True)
+class Parameter:
+    """An input or an output of an op, with the names of the element types that it may have."""
+
+    name: str
+    optional: bool
+    dtypes: tuple[str, ...]
+    description: str
+
+
+@functools.cache
+def schema_inputs(schema: OpSchema) -> tuple[Parameter, ...]:
+    """The inputs of a schema, whose own properties are converted from C++ each time."""
+    return tuple(_parameter(schema, parameter) for parameter in schema.inputs)
+
+
+@functools.cache
+def schema_outputs(schema: OpSchema) -> tuple[Parameter, ...]:
+    """The outputs of a schema."""
+    return tuple(_parameter(schema, parameter) for parameter in schema.outputs)
+
+
+@functools.cache
+def schema_attributes(schema: OpSchema) -> Mapping[str, OpSchema.Attribute]:
+    """The attributes of a schema by name."""
+    return MappingProxyType(schema.attributes)
+
+
+def _parameter(schema: OpSchema, parameter: OpSchema.FormalParameter) -> Parameter:
+    # onnx 1.20 has no FormalParameter.types.
     (constraint,) = (c for c in schema.type_constraints if c.type_param_str == parameter.type_str)
-    return dtype_names(constraint.allowed_type_strs)
-
-
-def is_optional(parameter: OpSchema.FormalParameter) -> bool:
-    return bool(parameter.option == OpSchema.FormalParameterOption.Optional)
+    dtypes = tuple(dtype_names(constraint.allowed_type_strs))
+    optional = bool(parameter.option == OpSchema.FormalParameterOption.Optional)
+    return Parameter(parameter.name, optional, dtypes, parameter.description)
 
 
 def attribute(name: str, default: int | float | Sequence[int], description: str) -> OpSchema.Attribute:
@@ -71,5 +98,5 @@ def choices_text(choices: Mapping[int, str]) -> str:
 @functools.cache
 def defaults(schema: OpSchema) -> Mapping[str, Any]:
     """Default values of a schema's attributes, but for those that are required."""
-    own = schema.attributes.items()
+    own = schema_attributes(schema).items()
     return MappingProxyType({name: helper.get_attribute_value(a.default_value) for name, a in own if not a.required})

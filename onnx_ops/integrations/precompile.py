@@ -12,7 +12,7 @@ from onnx.defs import OpSchema
 from onnx_ops.core.call import Call
 from onnx_ops.core.errors import OpError
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import allowed_dtypes, is_optional
+from onnx_ops.core.schema import Parameter
 from onnx_ops.core.types import FLOATS, TensorType
 from onnx_ops.integrations.sessions import register
 from onnx_ops.ops import ALL_VERSIONS
@@ -61,14 +61,11 @@ def _calls(op: Op) -> Iterator[Call]:
     one dtype for the other inputs; with one dtype for all inputs: all combinations of optional inputs and outputs.
     """
     typed = op.signature.typed_inputs
-    allowed = [
-        [TensorProto.DataType.Value(name.upper()) for name in allowed_dtypes(op.schema, parameter)]
-        for parameter in op.schema.inputs
-    ]
-    own_attributes = op.schema.attributes.items()
+    allowed = [[TensorProto.DataType.Value(name.upper()) for name in parameter.dtypes] for parameter in op.inputs]
+    own_attributes = op.attributes.items()
     choices = [name for name, a in own_attributes if a.type == OpSchema.AttrType.INT and not a.required]
-    presences = list(_subsets(op.schema.inputs))
-    wishes = [wanted for wanted in _subsets(op.schema.outputs) if any(wanted)]
+    presences = list(_subsets(op.inputs))
+    wishes = [wanted for wanted in _subsets(op.outputs) if any(wanted)]
     for *own, other in itertools.product(FLOATS, repeat=len(typed) + 1):
         of_typed = dict(zip(typed, own, strict=True))
         given = [of_typed.get(name, other) for name in op.input_names]
@@ -88,6 +85,6 @@ def _calls(op: Op) -> Iterator[Call]:
                 yield call
 
 
-def _subsets(parameters: Sequence[OpSchema.FormalParameter]) -> Iterator[tuple[bool, ...]]:
+def _subsets(parameters: Sequence[Parameter]) -> Iterator[tuple[bool, ...]]:
     """All combinations of present inputs, or outputs."""
-    return itertools.product(*((True, False) if is_optional(parameter) else (True,) for parameter in parameters))
+    return itertools.product(*((True, False) if parameter.optional else (True,) for parameter in parameters))

@@ -26,9 +26,7 @@ def _evaluator(op: Op) -> type[OpRun]:
     from onnx.reference.op_run import OpRun
 
     def run(self: OpRun, *inputs: np.ndarray | None, **attributes: Any) -> tuple[np.ndarray, ...]:
-        given = {
-            name: value for name, value in attributes.items() if name in op.schema.attributes and value is not None
-        }
+        given = {name: value for name, value in attributes.items() if name in op.attributes and value is not None}
         arrays = [*inputs, *[None] * (len(op.input_names) - len(inputs))]
         node = self.onnx_node
         with at_node(node_label(node.name, next(iter(node.output), ""))):

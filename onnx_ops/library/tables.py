@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import is_optional
 from onnx_ops.library.functions import COMPUTE_FUNCTION
 from onnx_ops.library.objects import Level, symbol
 from onnx_ops.runtime import callbacks, heap_callbacks, reuse
@@ -33,8 +32,8 @@ def tables(ops: Sequence[Op], functions: Sequence[Function], levels: Iterable[Le
 def _operators(ops: Sequence[Op]) -> Iterator[str]:
     yield "const oo_operator oo_operators[] = {"
     for op in ops:
-        optional = [int(is_optional(parameter)) for parameter in op.schema.outputs]
-        some = int(any(is_optional(parameter) for parameter in op.schema.inputs))
+        optional = [int(parameter.optional) for parameter in op.outputs]
+        some = int(any(parameter.optional for parameter in op.inputs))
         yield f'    {{"{op.name}", {{{_listed(optional)}}}, {some}}},'
     yield "};\n"
 

@@ -37,7 +37,7 @@ def op_function(op: Op, body: Body, version: int, opset: int) -> FunctionProto:
         *map(b.input, op.input_names),
         names=[name if body.wants(name) else "" for name in body.outputs],
         domain=KERNEL_DOMAIN,
-        **{name: Reference(name, attribute_kind(attribute)) for name, attribute in op.schema.attributes.items()},
+        **{name: Reference(name, attribute_kind(attribute)) for name, attribute in op.attributes.items()},
     )
     imports = [helper.make_opsetid(KERNEL_DOMAIN, version)]
     for name, value in zip(body.outputs, outputs, strict=True):
@@ -50,7 +50,7 @@ def op_function(op: Op, body: Body, version: int, opset: int) -> FunctionProto:
 
 def _attributes(op: Op) -> list[AttributeProto | str]:
     """Defaults of attributes, names of required ones."""
-    return [name if attribute.required else attribute.default_value for name, attribute in op.schema.attributes.items()]
+    return [name if attribute.required else attribute.default_value for name, attribute in op.attributes.items()]
 
 
 def _documentation(op: Op, part: str) -> str:

@@ -84,10 +84,10 @@ def _default_nodes(op: Op, node: onnx.NodeProto, name: str, default: Default, na
 def spell_out_attributes(op: Op, own: Sequence[Site]) -> None:
     """Write out defaults of attributes whose values differ between calls: onnx.inliner drops defaults."""
     calls = {call.key: call for site in own for call in site.calls}.values()
-    wanted = [name for name in op.schema.attributes if len({call.attributes[name] for call in calls}) > 1]
+    wanted = [name for name in op.attributes if len({call.attributes[name] for call in calls}) > 1]
     for site in own:
         given = {attribute.name for attribute in site.node.attribute}
-        site.node.attribute.extend(op.schema.attributes[n].default_value for n in wanted if n not in given)
+        site.node.attribute.extend(op.attributes[n].default_value for n in wanted if n not in given)
 
 
 def declare_outputs(own: Sequence[Site], count: int) -> None:
@@ -130,7 +130,7 @@ def _resolve(op: Op, site: Site, name: str, dtype: int, insertions: Insertions, 
     if not all(_same_outputs(op, call, other) for call, other in zip(site.calls, resolved, strict=True)):
         return
     node = site.node
-    if name in op.schema.attributes:
+    if name in op.attributes:
         kept = [attribute for attribute in node.attribute if attribute.name != name]
         del node.attribute[:]
         node.attribute.extend([*kept, helper.make_attribute(name, dtype)])

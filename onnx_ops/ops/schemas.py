@@ -15,7 +15,6 @@ from packaging.version import Version
 
 from onnx_ops.core.errors import at_node, node_label
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import ALL_VERSIONS
 
 HAS_OUTPUT_RELIABLE = Version(onnx.__version__) >= Version("1.23")
@@ -43,12 +42,12 @@ def _inference(op: Op, context: InferenceContext) -> None:
 def _infer(op: Op, context: InferenceContext) -> None:
     with at_node(_node(context)):
         types: list[TypeProto | None] = []
-        required = {index for index, parameter in enumerate(op.schema.inputs) if not is_optional(parameter)}
+        required = {index for index, parameter in enumerate(op.inputs) if not parameter.optional}
         for index in range(context.get_num_inputs()):
             # Before onnx 1.23, has_input is false for an input of unknown type, too.
             is_there = index in required or context.has_input(index)
             types.append(context.get_input_type(index) or TypeProto() if is_there else None)
-        attributes = [a for name in op.schema.attributes if (a := context.get_attribute(name)) is not None]
+        attributes = [a for name in op.attributes if (a := context.get_attribute(name)) is not None]
         op.check_attributes(attributes)
         wanted = [_is_wanted(op, context, index) for index in range(context.get_num_outputs())]
         outputs = op.infer(op.call_of(types, attributes, wanted))
@@ -59,7 +58,7 @@ def _infer(op: Op, context: InferenceContext) -> None:
 
 def _is_wanted(op: Op, context: InferenceContext, index: int) -> bool:
     """Whether a node has an output; before onnx 1.23, optional outputs are assumed to be omitted."""
-    known = HAS_OUTPUT_RELIABLE or not (index < len(op.output_names) and is_optional(op.schema.outputs[index]))
+    known = HAS_OUTPUT_RELIABLE or not (index < len(op.output_names) and op.outputs[index].optional)
     return known and bool(context.has_output(index))
 
 

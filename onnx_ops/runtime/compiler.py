@@ -152,7 +152,8 @@ def c_signature(signature: Signature) -> Signature:
 
 def _for_c(function: Function) -> Callable[..., Any]:
     """A function with the signature in C, and a name that no other function has, be it of another process."""
-    (body, signature), own = function, function[0]
+    body, signature = function
+    own: Callable[..., Any]
     if c_signature(signature) is signature:
         own = FunctionType(body.__code__, body.__globals__, body.__name__, body.__defaults__, body.__closure__)
         own.__module__ = body.__module__

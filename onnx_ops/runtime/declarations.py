@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import is_optional
 from onnx_ops.core.types import FLOATS, TensorType
 
 
@@ -38,7 +37,7 @@ def declarations(op: Op) -> list[Declaration]:
     """
     typed = op.signature.typed_inputs
     required = [name for name in typed if name not in op.signature.defaults]
-    optional, optional_outputs = ([is_optional(p) for p in ps] for ps in (op.schema.inputs, op.schema.outputs))
+    optional, optional_outputs = ([p.optional for p in ps] for ps in (op.inputs, op.outputs))
     combinations = []
     for mixture in itertools.product(FLOATS, repeat=len(typed)):
         dtypes = dict(zip(typed, mixture, strict=True))
@@ -51,11 +50,11 @@ def declarations(op: Op) -> list[Declaration]:
 
 def _output_types(op: Op, dtypes: Mapping[str, int]) -> list[int]:
     """The dtypes of the outputs for dtypes of some inputs; 0 if determined by attributes."""
-    optional = {p.name for p in op.schema.inputs if is_optional(p)}
+    optional = {p.name for p in op.inputs if p.optional}
     tensors = [
         TensorType(dtypes[name]) if name in dtypes else None if name in optional else TensorType()
         for name in op.input_names
     ]
-    outputs = op.infer(op.call(tensors, op.required_attributes, [not is_optional(p) for p in op.schema.outputs]))
+    outputs = op.infer(op.call(tensors, op.required_attributes, [not p.optional for p in op.outputs]))
     pairs = zip(op.output_names, outputs, strict=True)
     return [0 if name in op.signature.outputs_typed_by_attributes else (tensor.dtype or 0) for name, tensor in pairs]

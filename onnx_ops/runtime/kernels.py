@@ -12,6 +12,7 @@ from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Op
+from onnx_ops.core.schema import schema_attributes
 from onnx_ops.loops.loop import Layout, Loop, Tasks
 from onnx_ops.loops.records import KERNEL, MAX_OUTPUTS, WORD_TYPES, attributes_of
 from onnx_ops.runtime import layouts
@@ -85,7 +86,7 @@ def compile_kernel(op: Op, call: Call) -> Parts:
     if loop is not None:
         loop |= {"cache": compilation.cache_bytes(), "cores": compilation.available_cores()}
     attributes, lists = np.zeros(1, attributes_of(op.schema)), {}
-    for name, attribute in op.schema.attributes.items():
+    for name, attribute in op.attributes.items():
         value = call.attributes[name]
         if attribute.type in WORD_TYPES:
             attributes[name] = value
@@ -162,7 +163,7 @@ def attributes_at(schema: OpSchema, address: int) -> dict[str, Any]:
     layout = attributes_of(schema)
     record = np.frombuffer(ctypes.string_at(address, layout.itemsize), layout)[0]
     values: dict[str, Any] = {}
-    for name, attribute in schema.attributes.items():
+    for name, attribute in schema_attributes(schema).items():
         values[name] = record[name].item()
         if attribute.type not in WORD_TYPES:
             count = int(record[f"{name}_count"])

@@ -45,6 +45,7 @@ def compute(kernel_address, context):
     job.layout = layout_address
     job.failed = OK
     job.scratch_bytes = 0
+    job.prepare_tasks = 0
     slot_address = stack(8)
     slot = i8_at(slot_address)
 

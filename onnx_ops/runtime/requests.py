@@ -25,7 +25,6 @@ from onnx import helper
 from onnx_ops.core.call import Call
 from onnx_ops.core.errors import OpError, at_node, node_label
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import is_optional
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.memory import array_at
 from onnx_ops.loops.records import KERNEL, NO_MEMORY
@@ -202,7 +201,7 @@ def _call_of_node(api: OrtApi, op: Op, info: int, outputs: Sequence[str]) -> Cal
         tensors.append(_tensor_type(api, tensor) if tensor else None)
         if type_info:
             api(Api.ReleaseTypeInfo, type_info)
-    values = {name: api.node_attribute(a.type, info, name) for name, a in op.schema.attributes.items()}
+    values = {name: api.node_attribute(a.type, info, name) for name, a in op.attributes.items()}
     given = {name: value for name, value in values.items() if value is not None}
     return op.call(tensors, given, list(map(bool, outputs)))
 
@@ -223,7 +222,7 @@ def _parts_of(op: Op, call: Call) -> Parts:
 @functools.lru_cache(maxsize=256)
 def _parts(number: int, dtypes: tuple[int | None, ...], values: tuple[Any, ...], outputs: tuple[str, ...]) -> Parts:
     op = operators()[number]
-    attributes = dict(zip(op.schema.attributes, values, strict=True))
+    attributes = dict(zip(op.attributes, values, strict=True))
     wanted = [name in outputs for name in op.output_names]
     call = op.call([None if dtype is None else TensorType(dtype) for dtype in dtypes], attributes, wanted)
     parts = compile_kernel(op, call)
@@ -240,11 +239,11 @@ def _infer_output_shape(api: OrtApi, asker: int, own: int, context: int, *_: int
     for i in range(min(api.word(Api.ShapeInferContext_GetInputCount, context) or 0, len(op.input_names))):
         info = api.word(Api.ShapeInferContext_GetInputTypeShape, context, i)
         tensors.append(_tensor_type(api, info) if info else None)
-    values = {name: api.inferred_attribute(a.type, context, name) for name, a in op.schema.attributes.items()}
+    values = {name: api.inferred_attribute(a.type, context, name) for name, a in op.attributes.items()}
     given = {name: value for name, value in values.items() if value is not None}
     try:
         # Omitted outputs are unknown here; the types of all outputs are inferred.
-        required = [not is_optional(parameter) for parameter in op.schema.outputs]
+        required = [not parameter.optional for parameter in op.outputs]
         outputs = op.infer(op.call(tensors, given, required))
     except OpError:
         if all(struct.native.output_type[: len(op.output_names)]):
@@ -252,8 +251,8 @@ def _infer_output_shape(api: OrtApi, asker: int, own: int, context: int, *_: int
         # An output without a dtype fails the session before `create_kernel` can raise the reason.
         dtype = next(tensor.dtype for tensor in tensors if tensor)
         outputs = (TensorType(dtype),) * len(op.output_names)
-    for index, (parameter, output) in enumerate(zip(op.schema.outputs, outputs, strict=True)):
-        if not is_optional(parameter) or ORT_VERSION >= SAFE_OUTPUTS:
+    for index, (parameter, output) in enumerate(zip(op.outputs, outputs, strict=True)):
+        if not parameter.optional or ORT_VERSION >= SAFE_OUTPUTS:
             _set_output(api, context, index, output)
 
 

@@ -63,7 +63,7 @@ def source(ops: Sequence[Op], functions: Sequence[Function]) -> str:
     ]
     pairs = ((program.met(f), program.met(signature)) for f, signature in functions)
     natives = [f"    {{{f}, {signature}, {i}}}," for i, (f, signature) in enumerate(pairs) if f and signature]
-    most = max(len(op.schema.attributes) for op in ops)
+    most = max(len(op.attributes) for op in ops)
     parts = [
         HEAD,
         f'_Static_assert(OO_MAX_INPUTS == {MAX_INPUTS} && OO_MAX_OUTPUTS == {MAX_OUTPUTS}, "checks.h");',
@@ -114,13 +114,13 @@ def _layout(program: Program, name: str, layout: np.dtype, lists: Mapping[str, s
 def _attributes(program: Program, op: Op) -> _Layout:
     """The layout of the record of an op's attributes."""
     lists = {}
-    for name, attribute in op.schema.attributes.items():
+    for name, attribute in op.attributes.items():
         if attribute.type not in LISTS | WORD_TYPES:
             raise TranslationError(f"{op.name}: attribute '{name}' has a type that is not translated")
         if attribute.type in LISTS:
             lists[name] = LISTS[attribute.type]
     layout = attributes_of(op.schema)
-    if not op.schema.attributes:
+    if not op.attributes:
         return _Layout("", f"{{{layout.itemsize}, 0, NULL}}")
     return _layout(program, f"of_{op.kernel_name}", layout, lists)
 

@@ -180,7 +180,7 @@ def differentiable(
 
         def with_respect_to(given: str) -> Tensor:
             op = backward[given]
-            attributes = {k: v for k, v in ctx.attributes.items() if k in op.schema.attributes}
+            attributes = {k: v for k, v in ctx.attributes.items() if k in op.attributes}
             found = getattr(domain_ops, op.name)(grads[place], *(values[n] for n in op.input_names[1:]), **attributes)
             return found.to(values[given].dtype)
 

@@ -45,7 +45,7 @@ def read_heads_in_place(model: ir.Model) -> None:
 
 
 def _is_attention(node: ir.Node) -> bool:
-    return node.domain == DOMAIN and LAYOUT in OPS[node.op_type].schema.attributes
+    return node.domain == DOMAIN and LAYOUT in OPS[node.op_type].attributes
 
 
 def _groups(nodes: Iterable[ir.Node]) -> Iterable[list[ir.Node]]:

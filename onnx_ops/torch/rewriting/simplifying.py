@@ -16,7 +16,6 @@ from onnxscript import optimizer, rewriter
 from onnxscript.rewriter.rules import common as common_rules
 
 from onnx_ops.core.domain import DOMAIN
-from onnx_ops.core.schema import is_optional
 from onnx_ops.ops import OPS
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.rewriting.attention_layouts import read_heads_in_place
@@ -109,8 +108,8 @@ def _omit_unused_outputs(model: ir.Model) -> None:
         if node.domain != DOMAIN:
             continue
         given = 0
-        for i, (value, parameter) in enumerate(zip(node.outputs, OPS[node.op_type].schema.outputs, strict=False)):
-            if is_optional(parameter) and not value.uses() and not value.is_graph_output():
+        for i, (value, parameter) in enumerate(zip(node.outputs, OPS[node.op_type].outputs, strict=False)):
+            if parameter.optional and not value.uses() and not value.is_graph_output():
                 value.name = ""
             else:
                 given = i + 1
