@@ -51,7 +51,7 @@ from onnx_ops.torch.tracing.explanations import (
 from onnx_ops.torch.tracing.inspections import Inspections
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, trace
 from onnx_ops.torch.verification.trials import Trial, rerun, trials
-from onnx_ops.torch.verification.verify import Updates, Verification
+from onnx_ops.torch.verification.verify import Verification
 from onnx_ops.training.freed_memory import return_freed_memory
 from onnx_ops.training.step import Bounds, Step, summary
 from onnx_ops.training.step_files import save_step
@@ -318,9 +318,8 @@ def _attempted(
     )
     compared: list[Callable[[], Tensors]] = []
     if options.check:
-        updates = None if update is None else Updates(joint, update)
         with vectors_explained(traced.graph), ties_explained(traced.graph, lambda: rerun(joint, eager)):
-            compared = _verify(Verification(_step(exported, record), joint, updates), steps)
+            compared = _verify(Verification(_step(exported, record), joint, update), steps)
         progress.ended("comparison with PyTorch")
     steps.clear()
     return_freed_memory()
@@ -365,7 +364,7 @@ def _verify(verification: Verification, pending: list[Trial]) -> list[Callable[[
         raise CaptureError(f"the example violates a condition of the captured graph: {violated}")
     while pending:
         make = pending[0].make
-        violated = verification.step(pending.pop(0))
+        violated = verification.step(pending.pop(0), last=True)
         if violated is None:
             pending.clear()
             return [*compared, make]

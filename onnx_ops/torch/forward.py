@@ -26,8 +26,8 @@ from onnx_ops.torch.tracing.explanations import Locations, ties_explained, vecto
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.randomness import Random
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, Traced, eager_mode, trace
+from onnx_ops.torch.verification.graph import Graph, arrays
 from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, compare
-from onnx_ops.torch.verification.verify import Graph, arrays
 from onnx_ops.torch.verification.widening import rounds_to_16_bits
 from onnx_ops.training.conditions import Condition
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from onnx_ops.torch.verification.verify import Graph
+from onnx_ops.torch.verification.graph import Graph
 
 ROWS = 80
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import onnx_ops
-from onnx_ops.torch.verification.verify import Graph
+from onnx_ops.torch.verification.graph import Graph
 
 NODES, WIDTH = 7, 6
 

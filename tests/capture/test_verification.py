@@ -20,7 +20,7 @@ from onnx_ops.torch import CaptureError
 from onnx_ops.torch import capture as capturing
 from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.step import JointStep
-from onnx_ops.torch.verification import tolerances, verify
+from onnx_ops.torch.verification import tolerances, updates, verify
 from onnx_ops.torch.verification.trials import trials
 from onnx_ops.torch.verification.widening import Float64Computation, to_float64
 
@@ -72,6 +72,13 @@ def not_updated(graph: ir.Graph, values: dict[str, Tensor]) -> None:
     replace(graph, "next.head.bias", "Identity", next(v for v in graph.inputs if v.name == "head.bias"))
 
 
+def of_another(graph: ir.Graph, values: dict[str, Tensor]) -> None:
+    one, other = (output(graph, f"next.optimizer.momentum_buffer.{name}.bias") for name in ("left", "right"))
+    own, others = graph.outputs[one], graph.outputs[other]
+    own.name, others.name = "moved", own.name
+    own.name = "next.optimizer.momentum_buffer.right.bias"
+
+
 def missing(graph: ir.Graph, values: dict[str, Tensor]) -> None:
     del graph.outputs[output(graph, "next.steps")]
 
@@ -109,6 +116,7 @@ def one_size(graph: ir.Graph, values: dict[str, Tensor]) -> None:
 FAULTS: dict[str, tuple[Callable[..., None], str]] = {
     "one gradient times 1.01": (scaled, "grad.left.weight is off"),
     "a missing update": (not_updated, "next.head.bias is off"),
+    "momentum of another parameter": (of_another, r"next\.optimizer\.momentum_buffer\.(left|right)\.bias is off"),
     "a missing buffer": (missing, "next.steps is missing"),
     "a parameter as a constant": (baked_in, "is off"),
     "two gradients in each other's place": (swapped, "grad.left.bias is off"),
@@ -122,6 +130,16 @@ LIKE_OTHERS = {"two gradients in each other's place", "a detached branch"}
 
 @pytest.mark.parametrize("name", names_with(full=LIKE_OTHERS, names=FAULTS))
 def test_faults_of_graphs_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_fault(name, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["a missing update", "momentum of another parameter"])
+def test_faults_of_updates_in_parts_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updates, "LARGE_UPDATE", 0)
+    check_fault(name, monkeypatch)
+
+
+def check_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fault, said = FAULTS[name]
 
     def faulty(traced: Any, values: dict[str, Tensor], *rest: Any) -> ir.Model:
@@ -142,6 +160,58 @@ def test_faults_of_graphs_are_found(name: str, monkeypatch: pytest.MonkeyPatch) 
             torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
             dynamic_shapes=({0: rows}, {0: rows}),
         )
+
+
+class Shrinking(nn.Module):
+    """Its forward pass changes a parameter, whatever the batch is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 3), nn.Parameter(torch.linspace(0.5, 1.5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.scale.mul_(0.5)
+        return self.layer(x) * self.scale
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
+    "SGD": lambda m: torch.optim.SGD(m.parameters(), 0.1),
+    "AdamW": lambda m: torch.optim.AdamW(m.parameters(), 0.1),
+    "NAdam, which shares a product": lambda m: torch.optim.NAdam(m.parameters(), 0.1),
+    "two": lambda m: [
+        torch.optim.SGD([m.layer.weight], 0.1, momentum=0.9),
+        torch.optim.Adam([m.layer.bias, m.scale], 0.1),
+    ],
+}
+
+
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_large_updates_are_computed_in_parts(name: str, changes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the norm of all gradients, and from parameters that the loss has changed."""
+    graphs: list[onnx.ModelProto] = []
+
+    def counted(model: onnx.ModelProto) -> verify.Graph:
+        graphs.append(model)
+        return verify.Graph(model)
+
+    monkeypatch.setattr(updates, "LARGE_UPDATE", 0)
+    monkeypatch.setattr(updates, "Graph", counted)
+    torch.manual_seed(0)
+    model = Shrinking()
+    if not changes:
+        model.forward = lambda x: model.layer(x) * model.scale  # type: ignore[method-assign]
+    training_step(
+        model,
+        classified,
+        (torch.randn(8, 4), torch.randint(3, (8,))),
+        OPTIMIZERS[name](model),
+        clip_grad_norm=0.5,
+    )
+    computed = [{value.name for value in graph.graph.output} for graph in graphs]
+    for parameter in ("layer.weight", "layer.bias", "scale"):
+        assert sum(f"next.{parameter}" in names for names in computed) == 1
 
 
 # --- the second state -------------------------------------------------------------------------------------------------

@@ -1,0 +1,69 @@
+"""A captured graph in onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from onnx_ops.core.types import TensorType
+from onnx_ops.integrations.sessions import InferenceSession, OwnOptions
+from onnx_ops.integrations.values import BFLOAT16, input_value, output_array
+from onnx_ops.torch.base.arrays import as_array
+from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.tracing.trace import Tensors
+from onnx_ops.training.arrays import numpy_dtype
+
+Arrays = dict[str, np.ndarray]
+
+
+class Graph:
+    """A captured graph in onnxruntime.
+
+    Args:
+        model: the graph.
+        session: creates its session from the model and options.
+
+    Raises:
+        CaptureError: onnxruntime cannot create the session.
+    """
+
+    def __init__(self, model: onnx.ModelProto, session: Callable[..., ort.InferenceSession] = InferenceSession) -> None:
+        options = OwnOptions()
+        options.log_severity_level = 3
+        options.enable_cpu_mem_arena = False  # which would keep the memory of the outputs
+        self._types = {v.name: TensorType.of_proto(v.type) for v in (*model.graph.input, *model.graph.output)}
+        try:
+            self._session = session(model, options)
+        except Exception as error:  # onnxruntime's errors have no common class
+            raise _not_run(error) from error
+
+    def run(self, values: Tensors) -> Arrays:
+        """The outputs for these inputs, by name; further values are ignored. CaptureError if onnxruntime fails.
+
+        They may be in the memory of inputs or of the session.
+        """
+        try:
+            feeds = {
+                value.name: input_value(as_array(values[value.name]), self._types[value.name].dtype or 0)
+                for value in self._session.get_inputs()
+            }
+            names = [value.name for value in self._session.get_outputs()]
+            results = self._session.run_with_ort_values(names, feeds)
+            return {
+                name: output_array(result, BFLOAT16) if numpy_dtype(self._types[name]) == BFLOAT16 else result.numpy()
+                for name, result in zip(names, results, strict=True)
+            }
+        except Exception as error:
+            raise _not_run(error) from error
+
+
+def _not_run(error: Exception) -> CaptureError:
+    return CaptureError(f"onnxruntime does not run the captured graph: {error}")
+
+
+def arrays(tensors: Tensors) -> Arrays:
+    """Tensors as arrays, in their memory where they are contiguous."""
+    return {name: as_array(tensor) for name, tensor in tensors.items()}

@@ -1,0 +1,245 @@
+"""Comparison of a captured update with a step of the optimizers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from onnx_ops.core.step_format import AVERAGES_COUNT, GRAD_SCALE, GRADIENT, GROWTH_TRACKER, NEXT, average_name
+from onnx_ops.graph.slices import part
+from onnx_ops.torch.base.arrays import as_array, as_tensor
+from onnx_ops.torch.base.pairs import as_like, as_real
+from onnx_ops.torch.optimizers.plan import Member
+from onnx_ops.torch.steps.averaging import averages_of
+from onnx_ops.torch.steps.step import JointStep
+from onnx_ops.torch.steps.update import Update
+from onnx_ops.torch.tracing.trace import Tensors
+from onnx_ops.torch.verification.graph import Arrays, Graph
+from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, Comparison, compare, largest_of
+from onnx_ops.training.freed_memory import return_freed_memory
+
+LARGE = 2**20
+"""Bytes of parameters that are updated together, after which freed memory is returned."""
+LARGE_UPDATE = 2**26
+"""Bytes of results of an update above which they are computed for some parameters at a time."""
+PARTS = 8
+"""Parts of such an update."""
+
+
+class _Part(NamedTuple):
+    """Results of an update that are computed together.
+
+    Attributes:
+        graph: computes them from parameters, state and gradients; None if the graph of the step does.
+        rounds: the parameters, with the twin of their optimizer.
+    """
+
+    graph: Graph | None
+    rounds: list[_Round]
+
+
+class Updates:
+    """Steps of the optimizers on copies of their parameters.
+
+    Args:
+        joint: the step whose parameters the optimizers update.
+        update: the update that was captured of them.
+    """
+
+    def __init__(self, joint: JointStep, update: Update) -> None:
+        self._model, self._update, self._plan = joint.model, update, update.plan
+        self._parameters = joint.parameters
+        self._averaged = None if update.averaging is None else copy.deepcopy(update.averaging.averaged)
+        self.state = update.state
+        members: dict[torch.optim.Optimizer, list[Member]] = {}
+        for member in self._plan.members:
+            members.setdefault(self._plan.groups[member.group].optimizer, []).append(member)
+        twins = [_Twin(optimizer, found, joint) for optimizer, found in members.items()]
+        self._parts = [_Part(None, [(twin, some) for twin in twins for some in twin.rounds])]
+        self._arguments = joint.arguments.keys()
+
+    def divided(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """Divide a large update into parts, as its results may be several times as large as the model.
+
+        Args:
+            model: the graph of the step.
+
+        Returns:
+            The graph of the other results; all of it if the update is small or not divided, as one that reads more than
+            parameters, state and gradients.
+        """
+        ((_, rounds),) = self._parts
+        whole = sum(map(self._size, rounds))
+        if whole <= LARGE_UPDATE or self._averaged is not None:  # averages are computed from all parameters
+            return model
+        groups: list[list[_Round]] = [[]]
+        for found in rounds:
+            if sum(map(self._size, groups[-1])) * PARTS >= whole:
+                groups.append([])
+            groups[-1].append(found)
+        graph = model.graph
+        given = [*graph.input, *(value for value in graph.output if value.name.startswith(GRADIENT))]
+        parts = []
+        for group in groups:
+            names = {name for found in group for name in self._results(found)}
+            parts.append(part(model, given, [value for value in graph.output if value.name in names]))
+        if any(value.name in self._arguments for own in parts for value in own.graph.input):
+            return model
+        self._parts = [_Part(Graph(own), group) for own, group in zip(parts, groups, strict=True)]
+        of_parts = {name for found in rounds for name in self._results(found)}
+        return part(model, graph.input, [value for value in graph.output if value.name not in of_parts])
+
+    def _results(self, found: _Round) -> set[str]:
+        """The names of the next parameters and state."""
+        _, members = found
+        states = {self._plan.state_name(member, key) for member in members for key in member.state}
+        return {NEXT + name for name in states | {member.name for member in members}}
+
+    def _size(self, found: _Round) -> int:
+        """Bytes of the next parameters and state."""
+        _, members = found
+        own = sum(self._parameters[member.name].nbytes for member in members)
+        return own + sum(tensor.nbytes for member in members for tensor in member.state.values())
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the graph's outputs that are compared."""
+        found = {NEXT + name for name in self.state()} | {NEXT + member.name for member in self._plan.members}
+        return found - {NEXT + name for name in self._plan.rates()}
+
+    def compare(self, given: Tensors, changed: Tensors, got: Arrays, *, last: bool) -> None:
+        """Compare the graph's next parameters and state with those of a step of the optimizers for its gradients.
+
+        Args:
+            given: the values of the graph's inputs, by name.
+            changed: those of the parameters and buffers that the loss has changed, after it.
+            got: the graph's results, to which those of the parts of the update are added; the next parameters, and with
+                `last` the next state of the optimizers, are removed once they are compared.
+            last: whether the next state is not needed.
+
+        Raises:
+            CaptureError: they differ.
+        """
+        members, clip, scaling = self._plan.members, self._update.clip_grad_norm, self._update.scaling
+        gradients = {member.name: as_tensor(got[GRADIENT + member.name]) for member in members}
+        total = None if clip is None else torch.nn.utils.get_total_norm(list(gradients.values()))
+        infinite = scaling is not None and not all(bool(found.isfinite().all()) for found in gradients.values())
+        values = given | changed
+        for graph, rounds in self._parts:
+            if graph is not None:
+                got |= graph.run(given | {GRADIENT + name: tensor for name, tensor in gradients.items()})
+            comparison = Comparison("the optimizer's update", got, self._largest(got))
+            for twin, some in rounds:
+                copies = {}
+                for member in some:
+                    copies[member.name] = torch.nn.Parameter(values[member.name].clone())
+                    copies[member.name].grad = gradients[member.name].clone()
+                if clip is not None and total is not None:
+                    torch.nn.utils.clip_grads_with_norm_(list(copies.values()), clip, total)
+                if not infinite:
+                    twin.step(copies)
+                for member in some:
+                    narrow = SIXTEEN_BITS if self._plan.groups[member.group].rule.narrow else None
+                    comparison.add(NEXT + member.name, as_array(copies[member.name]), narrow)
+                    if self._averaged is None:
+                        got.pop(NEXT + member.name, None)
+                    reached = twin.state[member.name]
+                    for key in member.state.keys() & reached.keys():
+                        name = NEXT + self._plan.state_name(member, key)
+                        comparison.add(name, as_array(torch.as_tensor(reached[key])))
+                        if not last:
+                            reached[key] = _shared(reached[key], got.get(name))
+                if sum(tensor.nbytes for tensor in copies.values()) > LARGE:
+                    del copies
+                    return_freed_memory()
+            comparison.check()
+            if last and self._averaged is None:
+                for found in rounds:
+                    for name in self._results(found):
+                        got.pop(name, None)
+        if scaling is not None and (tracker := given.get(GROWTH_TRACKER)) is not None:
+            scale, count = values[GRAD_SCALE].clone(), tracker.clone()
+            settings = scaling.growth_factor, scaling.backoff_factor, scaling.growth_interval
+            torch._amp_update_scale_(scale, count, torch.tensor(float(infinite)), *settings)
+            wanted = {NEXT + GRAD_SCALE: as_array(scale), NEXT + GROWTH_TRACKER: as_array(count)}
+            compare("the optimizer's update", got, wanted)
+        if self._averaged is not None:
+            reached = {name: as_tensor(got[NEXT + name]) if NEXT + name in got else values[name] for name in values}
+            compare("the averages", got, self._averages(self._averaged, reached))
+
+    def _largest(self, got: Arrays) -> float:
+        return largest_of({name: got[name] for name in self.names if name in got})
+
+    def _averages(self, averaged: AveragedModel, reached: Tensors) -> Arrays:
+        """The averages after an update from these parameters and buffers, by the names of the graph's outputs."""
+        own = self._model.named_parameters(), self._model.named_buffers()
+        parameters, buffers = ([as_like(reached[name], tensor) for name, tensor in named] for named in own)
+        source = SimpleNamespace(parameters=lambda: iter(parameters), buffers=lambda: iter(buffers))
+        averaged.update_parameters(source)
+        found = {average_name(name): tensor for name, tensor in averages_of(averaged).items()}
+        found[AVERAGES_COUNT] = averaged.n_averaged
+        return {NEXT + name: as_array(tensor) for name, tensor in found.items()}
+
+
+class _Twin:
+    """A copy of an optimizer that makes steps on given parameters, on a CPU and not differentiated.
+
+    Args:
+        optimizer: to be copied, without its parameters and their state.
+        members: its parameters that have a gradient.
+        joint: the step whose parameters they are.
+
+    Attributes:
+        rounds: the parameters that are updated together: one at a time with optimizers of torch.optim, whose updates of
+            parameters do not depend on each other.
+        state: of each parameter, as in the `state` of the optimizer.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, members: Sequence[Member], joint: JointStep) -> None:
+        own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        kept = [*own, *(value for state in optimizer.state.values() for value in state.values())]
+        self._optimizer = copy.deepcopy(optimizer, {id(value): value for value in kept})
+        self._optimizer.state.clear()
+        names = {parameter: name for name, parameter in joint.parameters.items()}
+        self._groups = {names[p]: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        self.state: dict[str, dict[str, Any]] = {
+            member.name: {
+                key: copy.deepcopy(as_real(value) if isinstance(value, torch.Tensor) else value)
+                for key, value in optimizer.state.get(joint.parameters[member.name], {}).items()
+            }
+            for member in members
+        }
+        alone = type(optimizer).__module__.startswith("torch.optim.")
+        self.rounds = [[member] for member in members] if alone else [list(members)]
+        for group in self._optimizer.param_groups:
+            group |= {key: False for key in ("capturable", "differentiable") if key in group}
+
+    def step(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Update parameters in place, by name, and their state."""
+        for i, group in enumerate(self._optimizer.param_groups):
+            group["params"] = [parameter for name, parameter in parameters.items() if self._groups[name] == i]
+        self._optimizer.state.update({parameter: self.state[name] for name, parameter in parameters.items()})
+        self._optimizer.step()
+        self.state |= {name: self._optimizer.state[parameter] for name, parameter in parameters.items()}
+        self._optimizer.state.clear()  # which keeps the parameters in memory, as the groups do
+        for group in self._optimizer.param_groups:
+            group["params"] = []
+
+
+def _shared(value: Any, array: np.ndarray | None) -> Any:
+    """A state in the memory of a result equal to it up to rounding; the state itself if it is no such tensor."""
+    if array is None or not isinstance(value, torch.Tensor) or not value.dim() or value.shape != array.shape:
+        return value
+    other = as_tensor(array)
+    return other if other.dtype is value.dtype else value
+
+
+_Round = tuple[_Twin, list[Member]]
+"""Parameters that an optimizer updates together."""
