@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,6 +24,8 @@ from onnx_ops.torch.steps.step import JointStep
 from onnx_ops.torch.verification import tolerances, updates, verify
 from onnx_ops.torch.verification.trials import trials
 from onnx_ops.torch.verification.widening import Float64Computation, to_float64
+from onnx_ops.training.freed_memory import return_freed_memory
+from scripts.memory.peaks import RESETS, peak, reset_peak, resident
 
 # --- faults -----------------------------------------------------------------------------------------------------------
 
@@ -212,6 +215,25 @@ def test_large_updates_are_computed_in_parts(name: str, changes: bool, monkeypat
     computed = [{value.name for value in graph.graph.output} for graph in graphs]
     for parameter in ("layer.weight", "layer.bias", "scale"):
         assert sum(f"next.{parameter}" in names for names in computed) == 1
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not RESETS.exists(), reason="needs Linux")
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_memory_of_captures(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+    """Parameters, those of the second state, gradients of PyTorch and of the graph; with AdamW two tensors of state."""
+    small = nn.Linear(2, 2)  # PyTorch and onnx load what they need in the first capture
+    training_step(small, lambda m, x: m(x).mean(), (torch.randn(2, 2),), torch.optim.SGD(small.parameters(), 0.1))
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(20)))
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    gc.collect()
+    return_freed_memory()
+    before = resident() - size
+    reset_peak()
+    training_step(
+        model, lambda m, x: m(x).square().mean(), (torch.randn(4, 1024),), optimizer(model.parameters(), 1e-3)
+    )
+    assert peak() - before < (4.5 if optimizer is torch.optim.SGD else 6.1) * size
 
 
 # --- the second state -------------------------------------------------------------------------------------------------
