@@ -29,7 +29,7 @@ from onnx_ops.ascend.correspondence import correspondence
 from onnx_ops.ascend.golden import operators
 from onnx_ops.cli.inspection import OpDescription, describe
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import Parameter, defaults
+from onnx_ops.core.schema import Parameter
 from onnx_ops.core.types import FLOATS
 from onnx_ops.graph.walk import subgraphs
 from onnx_ops.integrations.examples import example_body, example_model
@@ -199,7 +199,7 @@ def headline(op: Op) -> str:
 
 def signature(op: Op) -> str:
     """A node with all inputs, outputs and attributes with their defaults, in ONNX's text syntax."""
-    attributes = {**defaults(op.schema), **op.required_attributes}
+    attributes = {**op.attribute_defaults, **op.required_attributes}
     text = text_of(onnx_ops.make_node(op.name, op.input_names, op.output_names, **attributes))
     for name in op.required_attributes:
         text = re.sub(rf"\b({name}: \w+) = (\[.*?\]|[^,>]+)", r"\1", text)

@@ -22,7 +22,6 @@ from onnx_ops.ascend.correspondence import correspondence
 from onnx_ops.ascend.records import GeAttribute, GeOperator
 from onnx_ops.core.errors import OpError
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import defaults
 from onnx_ops.core.version import __version__
 from onnx_ops.ops import OPS
 
@@ -221,7 +220,7 @@ def _translated(op: Op, operator: GeOperator, name: str) -> str:
 
 def _default(op: Op, attribute: GeAttribute) -> str | None:
     """The default of an attribute, None for a required one."""
-    value = defaults(op.schema).get(attribute.source) if attribute.default is None else attribute.default
+    value = op.attribute_defaults.get(attribute.source) if attribute.default is None else attribute.default
     if value is None:
         return None
     if attribute.kind == "String":

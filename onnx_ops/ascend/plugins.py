@@ -12,7 +12,6 @@ from onnx_ops.ascend.records import Constant, GeAttribute, GeOperator
 from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.errors import OpError
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import defaults
 from onnx_ops.core.version import __version__
 
 PARTITIONED_CALL = "PartitionedCall"
@@ -170,7 +169,7 @@ class _Parser:
         names |= {a.empty for a in self.operator.attributes.values() if isinstance(a.empty, str)}
         attributes = {name: a for name, a in self.op.attributes.items() if name in names}
         for name, attribute in attributes.items():
-            yield f"  {SOURCES[attribute.type]} {name}{_initial(defaults(self.op.schema).get(name))};"
+            yield f"  {SOURCES[attribute.type]} {name}{_initial(self.op.attribute_defaults.get(name))};"
         if attributes:
             yield "  for (const auto &attribute : node->attribute()) {"
             for name, attribute in attributes.items():

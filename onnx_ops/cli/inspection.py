@@ -12,7 +12,7 @@ from onnx import TensorProto, checker, shape_inference
 
 from onnx_ops.core.errors import LinkError, OpError, at_node
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import Parameter, attribute_type, defaults
+from onnx_ops.core.schema import Parameter, attribute_type
 from onnx_ops.core.types import TensorType, dtype_name
 from onnx_ops.graph.files import same_model
 from onnx_ops.graph.functions import called_key, function_key
@@ -56,7 +56,7 @@ class OpDescription:
 def describe(op: Op) -> OpDescription:
     """The description of an op, with inputs in the order of the schema and attributes sorted by name."""
     attributes = (
-        Attribute(name, attribute_type(a), defaults(op.schema).get(name), a.description)
+        Attribute(name, attribute_type(a), op.attribute_defaults.get(name), a.description)
         for name, a in sorted(op.attributes.items())
     )
     return OpDescription(op.name, op.body_opset, op.inputs, op.outputs, tuple(attributes))

@@ -6,10 +6,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from onnx.defs import OpSchema
-
 from onnx_ops.core.errors import OpError, Status
-from onnx_ops.core.schema import choices_text, defaults, schema_attributes, schema_inputs, schema_outputs
+from onnx_ops.core.schema import Interface, choices_text
 from onnx_ops.core.types import (
     MAX_ELEMENTS,
     MAX_NUMBER,
@@ -28,13 +26,13 @@ class Call:
     """A call of an op.
 
     Attributes:
-        schema: schema of the op.
+        interface: that of the op.
         inputs: type of each input by name; None for an omitted one.
         attributes: values by name, with defaults; lists as tuples.
         outputs: names of the requested outputs.
     """
 
-    schema: OpSchema
+    interface: Interface
     inputs: Mapping[str, TensorType | None]
     attributes: Mapping[str, Any]
     outputs: tuple[str, ...]
@@ -42,30 +40,30 @@ class Call:
     @classmethod
     def make(
         cls,
-        schema: OpSchema,
+        interface: Interface,
         inputs: Iterable[TensorType | None],
         attributes: Mapping[str, Any] | None = None,
         outputs: Sequence[bool] | None = None,
     ) -> Call:
         given = list(inputs)
-        names = [parameter.name for parameter in schema_inputs(schema)]
+        names = [parameter.name for parameter in interface.inputs]
         if len(given) > len(names):
-            raise OpError(schema.name, f"got {len(given)} inputs, expected at most {len(names)}: {', '.join(names)}")
+            raise OpError(interface.name, f"got {len(given)} inputs, expected at most {len(names)}: {', '.join(names)}")
         filled = given + [None] * (len(names) - len(given))
-        known = [parameter.name for parameter in schema_outputs(schema)]
+        known = [parameter.name for parameter in interface.outputs]
         wanted = known if outputs is None else [name for name, there in zip(known, outputs, strict=False) if there]
-        values = {**defaults(schema), **(attributes or {})}
-        for name in schema_attributes(schema):
+        values = {**interface.defaults, **(attributes or {})}
+        for name in interface.attributes:
             if name not in values:
-                raise OpError(schema.name, f"required attribute '{name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR)
-        values = {name: values.pop(name) for name in schema_attributes(schema)} | values  # in the order of the schema
+                raise OpError(interface.name, f"required attribute '{name}' is missing", Status.ACLNN_ERR_PARAM_NULLPTR)
+        values = {name: values.pop(name) for name in interface.attributes} | values  # in the order of the schema
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        return cls(schema, dict(zip(names, filled, strict=True)), values, tuple(wanted))
+        return cls(interface, dict(zip(names, filled, strict=True)), values, tuple(wanted))
 
     @property
     def key(self) -> tuple[Hashable, ...]:
         """Hashable; equal for equal calls."""
-        return self.schema.name, *self.inputs.values(), *self.attributes.values(), self.outputs
+        return self.interface.name, *self.inputs.values(), *self.attributes.values(), self.outputs
 
     def with_input(self, name: str, tensor: TensorType) -> Call:
         """This call with the type of one input replaced."""
@@ -82,7 +80,7 @@ class Call:
         return self.with_input(name, TensorType(dtype, self.shape(name)))
 
     def error(self, problem: str, status: Status = Status.ACLNN_ERR_PARAM_INVALID) -> OpError:
-        return OpError(self.schema.name, problem, status)
+        return OpError(self.interface.name, problem, status)
 
     def shape_error(self, name: str, expected: str) -> OpError:
         shape = self.shape(name)
@@ -105,7 +103,7 @@ class Call:
 
     def check(self) -> None:
         """Raise OpError for a missing required input, a dtype not in the schema, a rank or a size above the limit."""
-        for parameter in schema_inputs(self.schema):
+        for parameter in self.interface.inputs:
             tensor = self.inputs[parameter.name]
             if tensor is None:
                 if not parameter.optional:

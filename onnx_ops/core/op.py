@@ -14,7 +14,7 @@ from onnx.defs import OpSchema
 from onnx_ops.core.call import Call
 from onnx_ops.core.domain import kernel_name
 from onnx_ops.core.errors import OpError, Status
-from onnx_ops.core.schema import Parameter, attribute_kind, schema_attributes, schema_inputs, schema_outputs
+from onnx_ops.core.schema import Parameter, attribute_kind
 from onnx_ops.core.signature import Signature
 from onnx_ops.core.types import MAX_ELEMENTS, TensorType, dtype_name, shape_text, too_large
 
@@ -113,15 +113,20 @@ class Op:
 
     @property
     def inputs(self) -> tuple[Parameter, ...]:
-        return schema_inputs(self.schema)
+        return self.signature.interface.inputs
 
     @property
     def outputs(self) -> tuple[Parameter, ...]:
-        return schema_outputs(self.schema)
+        return self.signature.interface.outputs
 
     @property
     def attributes(self) -> Mapping[str, OpSchema.Attribute]:
-        return schema_attributes(self.schema)
+        return self.signature.interface.attributes
+
+    @property
+    def attribute_defaults(self) -> Mapping[str, Any]:
+        """The defaults of the attributes, but for those that are required."""
+        return self.signature.interface.defaults
 
     @functools.cached_property
     def input_names(self) -> tuple[str, ...]:
@@ -167,7 +172,7 @@ class Op:
         outputs: Sequence[bool] | None = None,
     ) -> Call:
         """A call; `outputs`: whether each output is requested, None for all."""
-        return Call.make(self.schema, inputs, attributes, outputs)
+        return Call.make(self.signature.interface, inputs, attributes, outputs)
 
     def infer(self, call: Call) -> tuple[TensorType, ...]:
         """Dtypes and shapes of all outputs of the schema, those too that a call does not want.

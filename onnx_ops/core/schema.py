@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from onnx import AttributeProto, helper
@@ -34,22 +32,29 @@ class Parameter:
     description: str
 
 
-@functools.cache
-def schema_inputs(schema: OpSchema) -> tuple[Parameter, ...]:
-    """The inputs of a schema, whose own properties are converted from C++ each time."""
-    return tuple(_parameter(schema, parameter) for parameter in schema.inputs)
+@dataclass(frozen=True)
+class Interface:
+    """Name, inputs, outputs and attributes of an op, which an OpSchema converts from C++ each time they are read.
 
+    Attributes:
+        name: the op_type.
+        inputs, outputs: in the order of the schema.
+        attributes: by name.
+        defaults: default values of the attributes, but for those that are required.
+    """
 
-@functools.cache
-def schema_outputs(schema: OpSchema) -> tuple[Parameter, ...]:
-    """The outputs of a schema."""
-    return tuple(_parameter(schema, parameter) for parameter in schema.outputs)
+    name: str
+    inputs: tuple[Parameter, ...]
+    outputs: tuple[Parameter, ...]
+    attributes: Mapping[str, OpSchema.Attribute]
+    defaults: Mapping[str, Any]
 
-
-@functools.cache
-def schema_attributes(schema: OpSchema) -> Mapping[str, OpSchema.Attribute]:
-    """The attributes of a schema by name."""
-    return MappingProxyType(schema.attributes)
+    @classmethod
+    def of(cls, schema: OpSchema) -> Interface:
+        inputs, outputs = (tuple(_parameter(schema, p) for p in ps) for ps in (schema.inputs, schema.outputs))
+        attributes = schema.attributes
+        defaults = {n: helper.get_attribute_value(a.default_value) for n, a in attributes.items() if not a.required}
+        return cls(schema.name, inputs, outputs, attributes, defaults)
 
 
 def _parameter(schema: OpSchema, parameter: OpSchema.FormalParameter) -> Parameter:
@@ -93,10 +98,3 @@ def attribute_type(attribute: OpSchema.Attribute) -> str:
 def choices_text(choices: Mapping[int, str]) -> str:
     """The values that an enumerated attribute may have, for messages."""
     return f"one of {', '.join(f'{number} ({word})' for number, word in choices.items())}"
-
-
-@functools.cache
-def defaults(schema: OpSchema) -> Mapping[str, Any]:
-    """Default values of a schema's attributes, but for those that are required."""
-    own = schema_attributes(schema).items()
-    return MappingProxyType({name: helper.get_attribute_value(a.default_value) for name, a in own if not a.required})

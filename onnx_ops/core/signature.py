@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from onnx.defs import OpSchema
 
 from onnx_ops.core.domain import DOMAIN
-from onnx_ops.core.schema import tensor_types
+from onnx_ops.core.schema import Interface, tensor_types
 from onnx_ops.core.space import IndexSpace, Role
 from onnx_ops.core.types import FLOATS, MAX_RANK, dtype_name
 
@@ -159,6 +159,11 @@ class Signature:
             type_constraints=list(constraints.values()),
             attributes=list(self.attributes),
         )
+
+    @functools.cached_property
+    def interface(self) -> Interface:
+        """The same, as calls are checked against it."""
+        return Interface.of(self.schema)
 
     @functools.cached_property
     def space(self) -> IndexSpace:

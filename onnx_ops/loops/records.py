@@ -14,7 +14,6 @@ from typing import Annotated, Protocol, get_args, get_type_hints
 import numpy as np
 from onnx.defs import OpSchema
 
-from onnx_ops.core.schema import schema_attributes
 from onnx_ops.core.types import MAX_RANK
 
 MAX_INPUTS = 12
@@ -114,4 +113,4 @@ def attribute_record(attributes: Iterable[OpSchema.Attribute]) -> np.dtype:
 @functools.cache
 def attributes_of(schema: OpSchema) -> np.dtype:
     """Record with a field for each attribute of a schema."""
-    return attribute_record(schema_attributes(schema).values())
+    return attribute_record(schema.attributes.values())

@@ -12,7 +12,6 @@ from onnx.defs import OpSchema
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import schema_attributes
 from onnx_ops.loops.loop import Layout, Loop, Tasks
 from onnx_ops.loops.records import KERNEL, MAX_OUTPUTS, WORD_TYPES, attributes_of
 from onnx_ops.runtime import layouts
@@ -163,7 +162,7 @@ def attributes_at(schema: OpSchema, address: int) -> dict[str, Any]:
     layout = attributes_of(schema)
     record = np.frombuffer(ctypes.string_at(address, layout.itemsize), layout)[0]
     values: dict[str, Any] = {}
-    for name, attribute in schema_attributes(schema).items():
+    for name, attribute in schema.attributes.items():
         values[name] = record[name].item()
         if attribute.type not in WORD_TYPES:
             count = int(record[f"{name}_count"])

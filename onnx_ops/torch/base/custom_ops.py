@@ -18,7 +18,7 @@ from onnx_ir.tensor_adapters import from_torch_dtype, to_torch_dtype
 from torch import Tensor
 
 from onnx_ops.core.op import Op
-from onnx_ops.core.schema import attribute_type, defaults
+from onnx_ops.core.schema import attribute_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import Dim, Shape, TensorType
 from onnx_ops.ops import OPS
@@ -38,7 +38,7 @@ def _schema(op: Op) -> str:
 
     def declared(attribute: OpSchema.Attribute) -> str:
         kind = attribute_type(attribute)
-        default = "" if attribute.required else f"={defaults(op.schema)[attribute.name]!r}"
+        default = "" if attribute.required else f"={op.attribute_defaults[attribute.name]!r}"
         return f"{LISTS.get(kind, kind)} {attribute.name}{default}"
 
     inputs = [f"Tensor{'' if given.default is None else '?'} {given.name}" for given in op.signature.inputs]
