@@ -192,6 +192,12 @@ def calls() -> Iterator[Call]:
         halves = np.concatenate([plain.given["grad_out"][:2], -plain.given["grad_out"][:2]])
         shifted = {n: plain.given[n] + dtype.type(1000) for n in ("input", "mean")}
         yield plain.but({"grad_out": halves, **shifted})
+    # Sums of infinite terms of both signs, of which the last 2,048 elements have one.
+    plain = of_shape((1, 2, 5000), 1, FLOAT32, "infinite_terms_in_long_channels")
+    signs = np.where(np.arange(5000) < 2048, 1, -1) * np.ones((1, 2, 1))
+    ones = {name: np.ones_like(plain.given[name]) for name in ("input", "rstd")}
+    rest = {"mean": np.zeros_like(plain.given["mean"]), "gamma": np.array([INF, 1], np.float32)}
+    yield plain.but({"grad_out": signs.astype(np.float32), **ones, **rest})
     plain = of_shape((3, 4, 5), 2, FLOAT32)
     for count in (1, 2):
         for outputs in itertools.combinations(GRADIENTS, count):

@@ -69,9 +69,15 @@ def write_channels(layout: Channels, job: Job, image: int, groups: int) -> bool:
 
 @helper
 def measures_of(job: Job, layout: Channels, index: int) -> Any:
-    """The numbers that are kept of a channel of a sample, float64."""
+    """The numbers that are kept of a channel of a sample, and of those after it; float64."""
     begin = job.scratch + whole_lines(size_of(LAYOUT))
-    return array_at(begin + index * MEASURES * 8, MEASURES, np.float64)
+    return array_at(begin + index * MEASURES * 8, (layout.rows * layout.per_group - index) * MEASURES, np.float64)
+
+
+@helper
+def channels_of_block(layout: Channels) -> int:
+    """Channels of a sample that are read together; one whose elements are more than a chunk is read in several."""
+    return max(CHUNK // max(layout.places, 1), 1)
 
 
 @helper

@@ -35,7 +35,9 @@ from onnx_ops.ops.group_norm._channels import (
     CHUNK,
     LAYOUT,
     LONGEST,
+    MEASURES,
     Channels,
+    channels_of_block,
     check_groups,
     measures_of,
     row_of,
@@ -173,53 +175,71 @@ def read_scales(job: Job, layout: Channels, scales: Any) -> None:
 
 @helper
 def measure(
-    job: Job, layout: Channels, index: int, mean: Any, inverse: Any, scale: float, grad_buffer: Any, x_buffer: Any,
-    dtype: Any,
+    job: Job, layout: Channels, first: int, end: int, mean: Any, inverse: Any, scales: Any, grad_buffer: Any,
+    x_buffer: Any, dtype: Any,
 ) -> None:  # fmt: skip
-    """Keep the sums of grad_out * normal and of grad_out of a channel of a sample, and those of scaled gradients."""
+    """Keep the sums of grad_out * normal and of grad_out of channels of a row, and those of scaled gradients."""
     kernel = record_at(job.kernel, KERNEL)
-    element_type = kernel.element_type[GRAD]
-    size, kept = item_size(element_type), measures_of(job, layout, index)
-    # Sums of infinite terms depend on their signs.
-    is_finite = scale - scale == 0
-    for part in range(1 if is_finite else 2):
-        factor, by_gamma, by_beta = like(1.0 if part == 0 else scale, mean), 0.0, 0.0
-        for begin in range(0, layout.places, CHUNK):
-            count = min(CHUNK, layout.places - begin)
-            at = (index * layout.places + begin) * size
+    element_type, several = kernel.element_type[GRAD], channels_of_block(layout)
+    size, behind = item_size(element_type), first - first % layout.channels  # the channels of the samples before
+    for start in range(first, end, several):
+        stop = min(start + several, end)
+        kept = measures_of(job, layout, start)
+        for k in range((stop - start) * MEASURES):
+            kept[k] = 0.0
+        for begin in range(0, (stop - start) * layout.places, CHUNK):
+            count = min(CHUNK, (stop - start) * layout.places - begin)
+            at = (start * layout.places + begin) * size
             grad = elements(kernel, job.data[GRAD] + at, element_type, count, grad_buffer, dtype)
             x = elements(kernel, job.data[INPUT] + at, element_type, count, x_buffer, dtype)
-            products, grads = like(0, mean), like(0, mean)
-            for i in range(count):
-                scaled = grad[i] * factor
-                products = add_any_order(products, scaled * ((x[i] - mean) * inverse))
-                grads = add_any_order(grads, scaled)
-            by_gamma, by_beta = by_gamma + wide(products), by_beta + wide(grads)
-        kept[2 * part], kept[2 * part + 1] = by_gamma, by_beta
-    if is_finite:
-        kept[2], kept[3] = scale * kept[0], scale * kept[1]
+            length = min(layout.places, count)
+            for channel in range(stop - start):
+                scale, low, own = scales[start - behind + channel], channel * length, channel * MEASURES
+                products, grads = like(0, mean), like(0, mean)
+                for i in range(low, low + length):
+                    products = add_any_order(products, grad[i] * ((x[i] - mean) * inverse))
+                    grads = add_any_order(grads, grad[i])
+                kept[own] += wide(products)
+                kept[own + 1] += wide(grads)
+                if scale - scale == 0:
+                    kept[own + 2], kept[own + 3] = scale * kept[own], scale * kept[own + 1]
+                    continue
+                # Sums of infinite terms depend on their signs.
+                products, grads, factor = like(0, mean), like(0, mean), like(scale, mean)
+                for i in range(low, low + length):
+                    scaled = grad[i] * factor
+                    products = add_any_order(products, scaled * ((x[i] - mean) * inverse))
+                    grads = add_any_order(grads, scaled)
+                kept[own + 2] += wide(products)
+                kept[own + 3] += wide(grads)
 
 
 @helper
 def differentiate(
-    job: Job, layout: Channels, index: int, mean: Any, inverse: Any, scale: Any, average: Any, slope: Any,
+    job: Job, layout: Channels, first: int, end: int, mean: Any, inverse: Any, scales: Any, average: Any, slope: Any,
     grad_buffer: Any, x_buffer: Any, result: Any, dtype: Any,
 ) -> None:  # fmt: skip
-    """Write the gradient of a channel of a sample."""
+    """Write the gradients of channels of a row."""
     kernel = record_at(job.kernel, KERNEL)
-    element_type = kernel.element_type[GRAD]
+    element_type, several = kernel.element_type[GRAD], channels_of_block(layout)
     size, in_place = item_size(element_type), job.in_place != 0
-    for begin in range(0, layout.places, CHUNK):
-        count = min(CHUNK, layout.places - begin)
-        at = (index * layout.places + begin) * size
-        grad = elements(kernel, job.data[GRAD] + at, element_type, count, grad_buffer, dtype)
-        x = elements(kernel, job.data[INPUT] + at, element_type, count, x_buffer, dtype)
-        target = job.output[BY_INPUT] + at
-        out = destination(target, element_type, count, in_place, result, dtype)
-        for i in range(count):
-            normal = (x[i] - mean) * inverse
-            out[i] = (grad[i] * scale - average - normal * slope) * inverse
-        deliver(kernel, result, count, target, element_type, in_place, dtype)
+    behind = first - first % layout.channels  # the channels of the samples before
+    for start in range(first, end, several):
+        stop = min(start + several, end)
+        for begin in range(0, (stop - start) * layout.places, CHUNK):
+            count = min(CHUNK, (stop - start) * layout.places - begin)
+            at = (start * layout.places + begin) * size
+            grad = elements(kernel, job.data[GRAD] + at, element_type, count, grad_buffer, dtype)
+            x = elements(kernel, job.data[INPUT] + at, element_type, count, x_buffer, dtype)
+            target = job.output[BY_INPUT] + at
+            out = destination(target, element_type, count, in_place, result, dtype)
+            length = min(layout.places, count)
+            for index in range(start, stop):
+                scale, low = like(scales[index - behind], mean), (index - start) * length
+                for i in range(low, low + length):
+                    normal = (x[i] - mean) * inverse
+                    out[i] = (grad[i] * scale - average - normal * slope) * inverse
+            deliver(kernel, result, count, target, element_type, in_place, dtype)
 
 
 def prepare(job: Job, number: int, dtype: Any) -> None:
@@ -235,7 +255,7 @@ def prepare(job: Job, number: int, dtype: Any) -> None:
         row = row_of(layout, index)
         mean = like(number_at(job.data[MEAN], kernel.element_type[MEAN], row), grads[0])
         inverse = like(number_at(job.data[RSTD], kernel.element_type[MEAN], row), grads[0])
-        measure(job, layout, index, mean, inverse, scales[index % layout.channels], grads, numbers, dtype)
+        measure(job, layout, index, index + 1, mean, inverse, scales, grads, numbers, dtype)
     free(memory)
 
 
@@ -258,10 +278,8 @@ def task(job: Job, number: int, dtype: Any) -> None:
         mean = like(number_at(job.data[MEAN], kernel.element_type[MEAN], row), grads[0])
         inverse = like(number_at(job.data[RSTD], kernel.element_type[MEAN], row), grads[0])
         first = row * layout.per_group
-        behind = first - first % layout.channels  # the channels of the samples before
         if not is_long:
-            for index in range(first, first + layout.per_group):
-                measure(job, layout, index, mean, inverse, scales[index - behind], grads, numbers, dtype)
+            measure(job, layout, first, first + layout.per_group, mean, inverse, scales, grads, numbers, dtype)
         if job.output[BY_INPUT] == 0:
             continue
         average, slope = 0.0, 0.0
@@ -269,30 +287,31 @@ def task(job: Job, number: int, dtype: Any) -> None:
             kept = measures_of(job, layout, index)
             slope, average = slope + kept[2], average + kept[3]
         average, slope = average / count, slope / count
-        for index in range(step * own, (step + 1) * own):
-            differentiate(
-                job, layout, index, mean, inverse, like(scales[index - behind], mean), like(average, mean),
-                like(slope, mean), grads, numbers, result, dtype,
-            )  # fmt: skip
+        differentiate(
+            job, layout, step * own, (step + 1) * own, mean, inverse, scales, like(average, mean), like(slope, mean),
+            grads, numbers, result, dtype,
+        )  # fmt: skip
     free(memory)
 
 
 def finish(kernel: Kernel, job: Job) -> None:
     """Add the sums of the samples."""
     layout = record_at(job.scratch, LAYOUT)
-    memory, totals = allocate((layout.channels, np.float64))
+    memory, by_gamma, by_beta = allocate((layout.channels, np.float64), (layout.channels, np.float64))
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    for k in range(BY_GAMMA, BY_BETA + 1):
-        if job.output[k] == 0:
-            continue
+    for channel in range(layout.channels):
+        by_gamma[channel], by_beta[channel] = 0.0, 0.0
+    for first in range(0, layout.rows * layout.per_group, max(layout.channels, 1)):
+        sums = measures_of(job, layout, first)
         for channel in range(layout.channels):
-            totals[channel] = 0.0
-        for first in range(0, layout.rows * layout.per_group, max(layout.channels, 1)):
-            for channel in range(layout.channels):
-                totals[channel] += measures_of(job, layout, first + channel)[k - BY_GAMMA]
-        write_numbers(kernel.write, address_of(totals), kernel.output_type[k], layout.channels, job.output[k])
+            by_gamma[channel] += sums[channel * MEASURES]
+            by_beta[channel] += sums[channel * MEASURES + 1]
+    for k in range(BY_GAMMA, BY_BETA + 1):
+        if job.output[k] != 0:
+            totals = by_gamma if k == BY_GAMMA else by_beta
+            write_numbers(kernel.write, address_of(totals), kernel.output_type[k], layout.channels, job.output[k])
     free(memory)
 
 
