@@ -64,6 +64,42 @@ def test_gradient_penalties(name: str) -> None:
     compared(model, penalized, [torch.randn(shape) for shape in shapes], {axis: Dim("rows")})
 
 
+def evaluated(norm: nn.BatchNorm2d) -> nn.BatchNorm2d:
+    """A batch norm with fixed statistics, which no call of `train` brings back."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    norm.running_mean.uniform_(-1, 1)
+    norm.running_var.uniform_(0.5, 2)
+    norm.train = lambda mode=True: norm  # type: ignore[assignment]
+    norm.training = False
+    return norm
+
+
+IMAGES: dict[str, nn.Module] = {
+    "batch norm and groups": nn.Sequential(nn.Conv2d(4, 6, 3, groups=2, bias=False), nn.BatchNorm2d(6), nn.Softplus()),
+    "instance norm and transposed groups": nn.Sequential(
+        nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2, bias=False),
+        nn.InstanceNorm2d(6, affine=True),
+        nn.Tanh(),
+    ),
+    "evaluated batch norm": nn.Sequential(evaluated(nn.BatchNorm2d(4)), nn.SiLU(), nn.Conv2d(4, 2, 2, stride=2)),
+}
+
+
+def penalized_by_all(model: nn.Module, x: Tensor) -> Tensor:
+    """With the gradients with respect to images and parameters, each with a factor of its own."""
+    x = x.detach().requires_grad_()
+    value = model(x).square().sum()
+    found = torch.autograd.grad(value, [x, *model.parameters()], create_graph=True)
+    return value + sum(gradient.sin().mean() * i for i, gradient in enumerate(found, 1))
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_gradient_penalties_of_a_dynamic_number_of_images(name: str) -> None:
+    torch.manual_seed(0)
+    compared(IMAGES[name], penalized_by_all, [0.2 * torch.randn(n, 4, 5, 4) for n in (3, 5)], {0: Dim("images")})
+
+
 @pytest.mark.parametrize("name", ["LSTM", "GRU"])
 def test_over_a_dynamic_number_of_steps(name: str) -> None:
     """The gradient alone may be taken with create_graph=True; that of a gradient is refused."""

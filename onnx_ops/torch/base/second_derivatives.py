@@ -23,20 +23,16 @@ def gradients_of(
     Returns:
         For each input its gradient; None for an input without one.
     """
-    # Views, as one of them may depend on another one.
-    given = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
-    results = function(*given)
-    pairs = zip([results] if isinstance(results, Tensor) else results, grads, strict=True)
-    differentiated = [(result, grad) for result, grad in pairs if grad is not None and result.requires_grad]
-    wanted = [tensor for tensor in given if tensor is not None and tensor.requires_grad]
-    if not differentiated or not wanted:
-        return [None] * len(inputs)
-    outputs, of_outputs = zip(*differentiated, strict=True)
-    found: dict[int, Any] = dict(
-        zip(
-            map(id, wanted),
-            torch.autograd.grad(outputs, wanted, of_outputs, create_graph=True, allow_unused=True),
-            strict=True,
-        )
-    )
+    with torch.enable_grad():  # which is off in the last backward pass
+        # Views, as one of them may depend on another one.
+        given = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
+        results = function(*given)
+        pairs = zip([results] if isinstance(results, Tensor) else results, grads, strict=True)
+        differentiated = [(result, grad) for result, grad in pairs if grad is not None and result.requires_grad]
+        wanted = [tensor for tensor in given if tensor is not None and tensor.requires_grad]
+        if not differentiated or not wanted:
+            return [None] * len(inputs)
+        outputs, of_outputs = zip(*differentiated, strict=True)
+        gradients = torch.autograd.grad(outputs, wanted, of_outputs, create_graph=True, allow_unused=True)
+    found: dict[int, Any] = dict(zip(map(id, wanted), gradients, strict=True))
     return [found.get(id(tensor)) for tensor in given]

@@ -1,8 +1,9 @@
 """The table of PyTorch's operators: what each becomes on its way to ONNX. The files in `operators/` fill it.
 
-A captured function passes through the table in this order: `replacements` while it runs in PyTorch, `draws` where it
-draws random numbers, `checks` and `decompositions` while make_fx traces it, `complex_numbers` where the trace has some,
-`translations` when the trace is exported, `rewrites` when the nodes are simplified.
+A captured function passes through the table in this order: `replacements` while it runs in PyTorch,
+`second_derivatives` where gradients are differentiated again, `draws` where it draws random numbers, `checks` and
+`decompositions` while make_fx traces it, `complex_numbers` where the trace has some, `translations` when the trace is
+exported, `rewrites` when the nodes are simplified.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Table:
     Attributes:
         replacements: functions of PyTorch, and functions with the same parameters that run in their place.
         missing: those of them that PyTorch does not have on a CPU.
+        second_derivatives: operators of a backward pass, and functions from the gradients with respect to their results
+            (None for those that nothing depends on) and their arguments to those with respect to the first arguments.
         decompositions: operators, and functions in other operators, which may return NotImplemented for a call that
             remains as it is.
         translations: operators, and functions from their arguments to nodes, as torch.onnx.export takes them.
@@ -41,6 +44,7 @@ class Table:
 
     replacements: Entries = field(default_factory=dict)
     missing: Entries = field(default_factory=dict)
+    second_derivatives: Entries = field(default_factory=dict)
     decompositions: Entries = field(default_factory=dict)
     translations: Entries = field(default_factory=dict)
     draws: Entries = field(default_factory=dict)
@@ -92,6 +96,14 @@ def provides(*functions: Any) -> Callable[[Function], Function]:
         return _enters(TABLE.missing, functions)(replaces(*functions)(function))
 
     return enter
+
+
+def differentiates(*operators: Any) -> Callable[[Function], Function]:
+    """Differentiate operators of a backward pass, such as torch.ops.aten.convolution_backward.default.
+
+    For those whose second derivative in PyTorch takes sizes as numbers, which then cannot be dynamic.
+    """
+    return _enters(TABLE.second_derivatives, operators)
 
 
 def decomposes(*operators: Any, only: torch.dtype | None = None) -> Callable[[Function], Function]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.base.nodes import aclnn, double, op
-from onnx_ops.torch.base.table import provides, translates
+from onnx_ops.torch.base.second_derivatives import gradients_of
+from onnx_ops.torch.base.table import differentiates, provides, translates
 
 aten = torch.ops.aten
 
@@ -148,6 +149,44 @@ def _batch_norm_backward(
     else:
         by_input = aclnn.BatchNormElemt(grad, weight, None, op.Sub(mean, mean), inverse)
     return by_input, by_weight, by_bias
+
+
+@differentiates(aten.native_batch_norm_backward.default)
+def _gradients_again(
+    grads: Sequence[Tensor | None],
+    grad: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> list[Tensor | None]:
+    axes, wide = [0, *range(2, input.dim())], torch.promote_types(input.dtype, torch.float32)
+
+    def by_channel(values: Tensor) -> Tensor:
+        return values.to(wide).reshape(-1, *[1] * (input.dim() - 2))
+
+    def gradients(grad: Tensor, input: Tensor, weight: Tensor | None) -> list[Tensor]:
+        grad, x = grad.to(wide), input.to(wide)
+        if train:
+            variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
+        else:
+            assert running_mean is not None
+            assert running_var is not None
+            variance, mean = by_channel(running_var), by_channel(running_mean)
+        inverse = (variance + eps).rsqrt()
+        normal = (x - mean) * inverse
+        by_input = grad
+        if train:
+            by_input = grad - grad.mean(axes, True) - normal * (grad * normal).mean(axes, True)
+        by_input = by_input * inverse * (1 if weight is None else by_channel(weight))
+        return [by_input.to(input.dtype), (grad * normal).sum(axes), grad.sum(axes)]
+
+    return gradients_of(gradients, (grad, input, weight), grads)
 
 
 @contextlib.contextmanager

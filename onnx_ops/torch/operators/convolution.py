@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch import Tensor
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.nodes import Extent, aclnn, integers, number, op, replace_node, sizes, taps
-from onnx_ops.torch.base.table import computes_float64, rewrites, translates
+from onnx_ops.torch.base.table import computes_float64, differentiates, rewrites, translates
 
 aten = torch.ops.aten
 
@@ -23,6 +26,33 @@ FEW_PIXELS = 9
 """Up to this number of pixels of an image, a pointwise convolution is one product for all samples: onnxruntime's Conv
 has one per sample, of as many columns as there are pixels, and takes up to three times as long. From 16 pixels on it is
 faster."""
+
+
+@differentiates(aten.convolution_backward.default)
+def _gradients_again(
+    grads: Sequence[Tensor | None],
+    grad: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    *rest: Any,
+) -> tuple[Tensor | None, ...]:
+    """A convolution is linear in image and weight, its gradients in one of these and in the gradient given."""
+    (by_input, by_weight, by_bias), settings = grads, rest[:-1]
+    pairs = ((by_input, weight), (input, by_weight))
+    of_grad = [
+        aten.convolution(*pair, None, *settings) for pair in pairs if pair[0] is not None and pair[1] is not None
+    ]
+    if by_bias is not None:
+        of_grad.append(by_bias.reshape(-1, *[1] * (grad.dim() - 2)).expand_as(grad))
+
+    def gradient(image: Tensor, kernel: Tensor, place: int) -> Tensor:
+        wanted = [place == 0, place == 1, False]
+        return aten.convolution_backward(grad, image, kernel, None, *settings, wanted)[place]
+
+    of_input = None if by_weight is None else gradient(input, by_weight, 0)
+    of_weight = None if by_input is None else gradient(by_input, weight, 1)
+    return functools.reduce(operator.add, of_grad) if of_grad else None, of_input, of_weight
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ from onnx_ops.torch.tracing.indices import index_ranges
 from onnx_ops.torch.tracing.mixed_precision import Float32Computation
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.real_parts import RealParts, has_complex_numbers
+from onnx_ops.torch.tracing.repeated_gradients import repeated_gradients
 from onnx_ops.torch.tracing.row_indices import index_rows
 from onnx_ops.torch.tracing.sizes import RecordedShapes, Roots, allowed_sizes, size_oblivious, symbolic_sizes
 from onnx_ops.torch.tracing.substitution import Substitution, whole_ops
@@ -246,7 +247,16 @@ def _trace(
         known_values = Constants(mode)
         for name in constants:
             known_values.enter(named[name], examples[name])
-        with preserved(where.model), symbolic_sizes(), where, known_values, dependence, _substituted(), conversions:
+        with (
+            preserved(where.model),
+            symbolic_sizes(),
+            where,
+            known_values,
+            dependence,
+            _substituted(),
+            conversions,
+            repeated_gradients(),
+        ):
             outputs = list(function(named).values())
         sizes = {size.node.expr: size for tensor in tensors for size in tensor.shape if is_symbolic(size)}
         found = dependence.conditions(sizes)
