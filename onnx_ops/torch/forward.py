@@ -27,7 +27,9 @@ from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.randomness import Random
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, Traced, eager_mode, trace
 from onnx_ops.torch.verification.graph import Graph, arrays
+from onnx_ops.torch.verification.single import Sizes, named_dimensions, refused_at_one
 from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, compare
+from onnx_ops.torch.verification.trials import with_sizes
 from onnx_ops.torch.verification.widening import rounds_to_16_bits
 from onnx_ops.training.conditions import Condition
 
@@ -186,16 +188,43 @@ class Forward:
         graph = exported.graph
         for value in [value for value in graph.inputs if not value.uses()]:
             graph.inputs.remove(value)
+
+        def run(given: Tensors = values) -> Tensors:
+            with preserved(joint.model), eager_mode():
+                return joint.infer(given, call)
+
+        def verify(session: Graph, given: Tensors, found: Tensors) -> None:
+            wanted = arrays({value.name or "": found[value.name or ""] for value in graph.outputs})
+            compare("outputs in evaluation mode", session.run(given), wanted)
+
+        session: Graph | None = None
         if self._check:  # while the state is not in the graph, for the memory
-
-            def run() -> Tensors:
-                with preserved(joint.model), eager_mode():
-                    return joint.infer(values, call)
-
-            expected = run()
-            wanted = arrays({value.name or "": expected[value.name or ""] for value in graph.outputs})
+            session = Graph(model_proto(exported))
             with vectors_explained(traced.graph), ties_explained(traced.graph, run):
-                compare("outputs in evaluation mode", Graph(model_proto(exported)).run(values), wanted)
+                verify(session, values, run())
+
+        def is_right(sizes: Sizes) -> bool | None:
+            if session is None:
+                return None
+            given = values | with_sizes(arguments, sizes)
+            try:
+                found = run(given)
+            except Exception:  # the user's code or PyTorch refuses the sizes
+                return None
+            try:
+                verify(session, given, found)
+            except (CaptureError, KeyError):  # which it is for another result than that of the example
+                return False
+            return True
+
+        dynamic = {name: traced.dynamic[name] for name in arguments}
+        _fail_at_one(
+            graph,
+            refused_at_one(
+                dynamic, traced.decided_at_one, named_dimensions(graph), is_right, all_of_them=session is not None
+            ),
+        )
+        session = None
         for value in [value for value in graph.inputs if value.name not in arguments]:
             graph.inputs.remove(value)
             make_constant(graph, value, values[value.name or ""])
@@ -238,10 +267,11 @@ def _taken_out(graph: ir.Graph, conditions: Sequence[Condition]) -> dict[str, ir
     return dict(zip(names, rows.outputs, strict=True))
 
 
-def _fail_where_violated(graph: ir.Graph, conditions: Mapping[str, ir.Value]) -> None:
+def _fail_where_violated(graph: ir.Graph, conditions: Mapping[str, ir.Value], suffix: str = "unchecked") -> None:
     """Make the runs of a graph fail where a condition, (1,) bool, does not hold.
 
-    They fail at a node that has the name of the condition, which is in onnxruntime's message.
+    They fail at a node that has the name of the condition, which is in onnxruntime's message. `suffix` is that of the
+    names of the results that are returned where all of them hold.
     """
     nodes: list[ir.Node] = []
 
@@ -262,9 +292,24 @@ def _fail_where_violated(graph: ir.Graph, conditions: Mapping[str, ir.Value]) ->
         rows = add("Unsqueeze", result, constant(0))
         checked = add("Squeeze", add("Gather", rows, index), constant(0))
         checked.shape, checked.type = result.shape, result.type
-        checked.name, result.name = result.name, f"{result.name}.unchecked"
+        checked.name, result.name = result.name, f"{result.name}.{suffix}"
         graph.outputs[place] = checked
     graph.extend(nodes)
+
+
+def _fail_at_one(graph: ir.Graph, refused: Collection[str]) -> None:
+    """Make the runs of a graph fail where dynamic dimensions, by their names, have the size 1."""
+    places = {size: place for place, size in reversed(named_dimensions(graph).items())}
+    inputs = {value.name: value for value in graph.inputs}
+    holds: dict[str, ir.Value] = {}
+    for name in sorted(refused):
+        of, axis = places[name]
+        size = ir.node("Shape", [inputs[of]], {"start": axis, "end": axis + 1})
+        one = ir.node("Constant", [], {"value": ir.tensor(np.array([1], np.int64))})
+        above = ir.node("Greater", [size.outputs[0], one.outputs[0]])
+        graph.extend([size, one, above])
+        holds[f"condition: {name} > 1"] = above.outputs[0]
+    _fail_where_violated(graph, holds, "of_all_sizes")
 
 
 def _remove_losses(model: ir.Model, arguments: Collection[str]) -> set[ir.Value]:

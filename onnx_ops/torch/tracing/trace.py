@@ -141,6 +141,8 @@ class Traced:
         conditions: on data, for the graph to be valid; its last outputs say which of them hold, and the numbers that
             they depend on.
         mode: the mode of the FakeTensors in the graph.
+        decided_at_one: dynamic dimensions, each as an input and an axis of it, with which the code does something else
+            if their size is 1 (all sizes of a set), with the line.
     """
 
     graph: torch.fx.GraphModule
@@ -149,6 +151,7 @@ class Traced:
     ranges: Sequence[IndexRange]
     conditions: Sequence[Condition]
     mode: FakeTensorMode
+    decided_at_one: Mapping[frozenset[tuple[str, int]], Line | None]
 
     def condition_outputs(self) -> list[str]:
         """The names of the outputs with the conditions."""
@@ -296,7 +299,18 @@ def _trace(
         # With the sizes of the other dimensions as numbers.
         return _trace(function, examples, kept, where, followed, constants, conversions, example)
     symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
-    return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), conditions, mode)
+    places = {
+        size.node.expr: (given.source.name, axis)
+        for given in reversed(inputs)
+        for axis in given.dimensions
+        if is_symbolic(size := given.fake.shape[axis])
+    }
+    decided = {
+        frozenset(places[symbol] for symbol in symbols): line
+        for symbols, line in shapes.decided_at_one.items()
+        if symbols <= places.keys()
+    }
+    return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), conditions, mode, decided)
 
 
 @contextlib.contextmanager
