@@ -769,3 +769,62 @@ def test_a_size_of_1_for_which_code_does_the_same_is_allowed() -> None:
         return (y * 2 if x.shape[0] * x.shape[1] > 1 else y).exp().sum()
 
     compared(nn.Linear(5, 2), loss, [(4, 5), (1, 5), (2, 5)], Dim("N"))
+
+
+def test_branches_on_sizes_that_compute_the_same_both_ways() -> None:
+    """As those of diffusers on whether a batch is too large for a kernel."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        y = y.contiguous() if len(y) >= 8 else y
+        y = y.contiguous() if 3 * len(y) > 8 else y
+        return y.exp().sum()
+
+    compared(nn.Linear(5, 2), loss, [(4, 5), (1, 5), (2, 5), (3, 5), (7, 5), (8, 5), (9, 5)], Dim("N"))
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        lambda y: y.contiguous() if len(y) >= 64 else y * 1.5,
+        lambda y: (y * 2 if len(y) >= 100 else y) if len(y) >= 64 else y,
+        lambda y: (y.contiguous() if len(y) >= 64 else y) * (1 if len(y) < 64 else 2),
+        lambda y: (y.contiguous() if len(y) >= 64 else y) * (1 if len(y) <= 63 else 2),
+        lambda y: (
+            ((y * 2 if 3 * len(y) > 99 else y) if len(y) >= 64 else y) + (y.contiguous() if 3 * len(y) > 99 else y)
+        ),
+    ],
+    ids=["another result", "a branch in the other way", "the same condition", "an equal condition", "both conditions"],
+)
+def test_other_branches_on_sizes_are_refused(branches: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(CaptureError, match="the graph is right only where"):
+        gradients(
+            nn.Linear(5, 2), lambda m, x: branches(m(x)).sum(), (torch.randn(4, 5),), dynamic_shapes=({0: Dim("N")},)
+        )
+
+
+@pytest.mark.filterwarnings(r"ignore:var\(\). degrees of freedom")
+def test_means_of_what_may_be_empty() -> None:
+    """NaN, as in PyTorch; onnxruntime's ReduceMean of no elements is 0."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        mask = x[:, 0] > 0
+        chosen, wanted = y[mask], x[mask][:, :2]
+        losses = [F.mse_loss(chosen, wanted), F.huber_loss(chosen, wanted), F.smooth_l1_loss(chosen, wanted)]
+        means = [chosen.mean(0).sum(), chosen.mean(), chosen[:, 0].mean(), y[2:-1].mean(), chosen.var(0).sum()]
+        return torch.stack([*losses, *means])
+
+    model, x = nn.Linear(5, 2), torch.randn(6, 5)
+    x[:, 0] = torch.tensor([1.0, -1, 1, 1, -1, 1])
+
+    def total(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        found = loss(model, x)
+        return found.nan_to_num().sum(), found
+
+    capture = gradients(model, total, (x,), dynamic_shapes=({0: Dim("N", min=3)},))
+    session = onnx_ops.InferenceSession(capture.model)
+    (alone := x.clone())[1:, 0] = -1
+    for batch in (x, alone, -x.abs(), x[:3]):
+        (got,) = session.run(["output.1"], capture.state | {"x": batch.numpy()})
+        np.testing.assert_allclose(got, loss(model, batch).detach().numpy(), rtol=2e-6)

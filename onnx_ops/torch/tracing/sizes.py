@@ -21,6 +21,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
+    ShapeGuard,
     StrictMinMaxConstraint,
     guard_or_false,
     guard_or_true,
@@ -53,12 +54,24 @@ class RecordedShapes(ShapeEnv):
 
     Args:
         line: returns the line that is running, or whose gradient is.
+        ways: conditions that have these values in place of those in the example; guards then narrow no ranges.
         settings: of ShapeEnv.
+
+    Attributes:
+        asked: the conditions that guards are of, by the expressions of these, and their values.
+        given: the guards that no code is the reason of, but equal dimensions of inputs.
     """
 
-    def __init__(self, line: Callable[[], Line | None], **settings: Any) -> None:
+    def __init__(
+        self,
+        line: Callable[[], Line | None],
+        ways: Mapping[sympy.Basic, bool] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(**settings)
-        self._line = line
+        self._line, self._ways = line, ways
+        self.given: list[ShapeGuard] = []
+        self.asked: dict[sympy.Basic, tuple[sympy.Basic, bool]] = {}
         self._lines: list[tuple[sympy.Basic, Line | None]] = []
         self._notes = True
         self._known: dict[tuple[sympy.Basic, frozenset[sympy.Symbol]], bool] = {}
@@ -67,16 +80,24 @@ class RecordedShapes(ShapeEnv):
         self._derived: dict[sympy.Symbol, set[sympy.Basic]] = {}
 
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> sympy.Basic:
+        if self._ways is not None and args[0] in self._ways:
+            return sympy.true if self._ways[args[0]] else sympy.false
         before, ranges = len(self.guards), dict(self.var_to_range)  # which a guard narrows
         try:
             value = super().evaluate_expr(*args, **kwargs)
             self._note_value(args[0], value)
+            if value in (sympy.true, sympy.false):
+                self.asked.update((guard.expr, (args[0], value is sympy.true)) for guard in self.guards[before:])
             return value
         finally:
             if len(self.guards) > before:
                 self.guards[before:] = [g for g in self.guards[before:] if not is_certain(g.expr, ranges)]
                 line = self._line()
                 self._lines += ((guard.expr, line) for guard in self.guards[before:])
+
+    def _refine_ranges(self, expr: Any) -> None:
+        if self._ways is None:
+            super()._refine_ranges(expr)
 
     def derive(self, symbol: sympy.Symbol, expression: sympy.Expr) -> None:
         """Replace the symbol of a size by an expression in another one, such as 2 * N."""
