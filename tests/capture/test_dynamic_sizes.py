@@ -764,7 +764,7 @@ def test_a_size_of_1_for_which_code_does_something_else_is_refused(
 
 def test_a_size_of_1_for_which_code_does_the_same_is_allowed() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        y = model(x) / max(len(x) - 1, 1)
+        y = model(x) / max(len(x) - 1, 1) + x.topk(min(3, len(x)), 0).values.sum()
         y = torch.cat([y[:1], y[1:]]) if len(y) > 1 else y
         return (y * 2 if x.shape[0] * x.shape[1] > 1 else y).exp().sum()
 
