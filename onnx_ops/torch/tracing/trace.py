@@ -243,7 +243,7 @@ def _trace(
         where.restrictions = _restrictions(made.shapes, inputs)
         try:
             _check_sizes(made.shapes, inputs, made.roots, where)
-        except Exception:
+        except Exception:  # PyTorch's, or that of a root of dimensions
             one_way = _without_guards(
                 lambda ways: _made(
                     function, examples, dynamic, Locations(where.model), followed, constants, conversions, example, ways
@@ -255,7 +255,6 @@ def _trace(
             inputs = _bounded(made.shapes, made.inputs, made.roots)
             _check_sizes(made.shapes, inputs, made.roots, where)
         graph, shapes = made.graph, made.shapes
-        insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
         fold_functions(graph)
     index_rows(graph)
     make_zeros_positive(graph)
@@ -351,6 +350,7 @@ def _made(
     if graph is None:  # out of the handler, as the error would be the cause of those that follow
         with bypassed_caches():
             graph = traced()
+    insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
     return _Made(graph, shapes, mode, inputs, roots, conditions)
 
 
