@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, compare
 from onnx_ops.torch.verification.trials import with_sizes
 from onnx_ops.torch.verification.widening import rounds_to_16_bits
 from onnx_ops.training.conditions import Condition
+
+_Verify = Callable[[Tensors, Tensors], None]
 
 
 class Forward:
@@ -134,18 +137,25 @@ class Forward:
             if used:
                 make_constant(graph, value, values[name])
         proto = model_proto(exported)
+
+        def run(given: Tensors = values) -> Tensors:
+            with preserved(joint.model), eager_mode(), joint.with_parameters(given) as own:
+                return self._evaluated(own)
+
+        verify: _Verify | None = None
         if self._check:
             session, tolerance = Graph(proto), SIXTEEN_BITS if rounds_to_16_bits(proto) else None
+
+            def verify(given: Tensors, found: Tensors) -> None:
+                compare("outputs in evaluation mode", session.run(given), arrays(found), tolerance)
+
             for make in compared:
                 given = make()
-
-                def run(given: Tensors = given) -> Tensors:
-                    with preserved(joint.model), eager_mode(), joint.with_parameters(given) as values:
-                        return self._evaluated(values)
-
-                expected = arrays(run())
-                with vectors_explained(traced.graph), ties_explained(traced.graph, run):
-                    compare("outputs in evaluation mode", session.run(given), expected, tolerance)
+                with vectors_explained(traced.graph), ties_explained(traced.graph, functools.partial(run, given)):
+                    verify(given, run(given))
+        if refused := _refused_at_one(traced, graph, values, joint.arguments, run, verify):
+            _fail_at_one(graph, refused)
+            proto = model_proto(exported)
         return proto
 
     def _exported(self, traced: Traced, values: Tensors, outputs: list[str]) -> tuple[ir.Model, dict[str, ir.Value]]:
@@ -193,38 +203,18 @@ class Forward:
             with preserved(joint.model), eager_mode():
                 return joint.infer(given, call)
 
-        def verify(session: Graph, given: Tensors, found: Tensors) -> None:
-            wanted = arrays({value.name or "": found[value.name or ""] for value in graph.outputs})
-            compare("outputs in evaluation mode", session.run(given), wanted)
-
-        session: Graph | None = None
+        verify: _Verify | None = None
         if self._check:  # while the state is not in the graph, for the memory
             session = Graph(model_proto(exported))
+
+            def verify(given: Tensors, found: Tensors) -> None:
+                wanted = arrays({value.name or "": found[value.name or ""] for value in graph.outputs})
+                compare("outputs in evaluation mode", session.run(given), wanted)
+
             with vectors_explained(traced.graph), ties_explained(traced.graph, run):
-                verify(session, values, run())
-
-        def is_right(sizes: Sizes) -> bool | None:
-            if session is None:
-                return None
-            given = values | with_sizes(arguments, sizes)
-            try:
-                found = run(given)
-            except Exception:  # the user's code or PyTorch refuses the sizes
-                return None
-            try:
-                verify(session, given, found)
-            except (CaptureError, KeyError):  # which it is for another result than that of the example
-                return False
-            return True
-
-        dynamic = {name: traced.dynamic[name] for name in arguments}
-        _fail_at_one(
-            graph,
-            refused_at_one(
-                dynamic, traced.decided_at_one, named_dimensions(graph), is_right, all_of_them=session is not None
-            ),
-        )
-        session = None
+                verify(values, run())
+        _fail_at_one(graph, _refused_at_one(traced, graph, values, arguments, run, verify))
+        verify = None
         for value in [value for value in graph.inputs if value.name not in arguments]:
             graph.inputs.remove(value)
             make_constant(graph, value, values[value.name or ""])
@@ -295,6 +285,44 @@ def _fail_where_violated(graph: ir.Graph, conditions: Mapping[str, ir.Value], su
         checked.name, result.name = result.name, f"{result.name}.{suffix}"
         graph.outputs[place] = checked
     graph.extend(nodes)
+
+
+def _refused_at_one(
+    traced: Traced,
+    graph: ir.Graph,
+    values: Tensors,
+    arguments: Collection[str],
+    run: Callable[[Tensors], Tensors],
+    verify: _Verify | None,
+) -> set[str]:
+    """The names of dynamic dimensions whose size 1 a graph is not right for.
+
+    Args:
+        traced: its trace.
+        graph: the graph.
+        values: the example, by name.
+        arguments: the names of those of them that have other sizes in a batch of another size.
+        run: runs PyTorch.
+        verify: compares results of the graph for values with those of PyTorch; None without a check.
+    """
+
+    def is_right(sizes: Sizes) -> bool | None:
+        if verify is None:
+            return None
+        given = values | with_sizes({name: values[name] for name in arguments}, sizes)
+        try:
+            found = run(given)
+        except Exception:  # the user's code or PyTorch refuses the sizes
+            return None
+        try:
+            verify(given, found)
+        except (CaptureError, KeyError):  # which it is for another result than that of the example
+            return False
+        return True
+
+    dynamic = {name: traced.dynamic[name] for name in arguments}
+    names = named_dimensions(graph)
+    return refused_at_one(dynamic, traced.decided_at_one, names, is_right, all_of_them=verify is not None)
 
 
 def _fail_at_one(graph: ir.Graph, refused: Collection[str]) -> None:

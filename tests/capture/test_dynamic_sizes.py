@@ -749,17 +749,46 @@ def test_a_size_of_1_for_which_code_does_something_else_is_refused(
     dims = ({0: Dim("N")},)
     optimizer = torch.optim.SGD(model.parameters())
     capture = training_step(
-        model, lambda model, x: model(x).sum(), (x,), optimizer, dynamic_shapes=dims, check=check, inference=True
+        model,
+        lambda model, x: model(x).sum(),
+        (x,),
+        optimizer,
+        dynamic_shapes=dims,
+        check=check,
+        inference=True,
+        evaluation=True,
     )
     trainer = Trainer(capture)
     trainer.step(x=x[:2].numpy())
     with pytest.raises(StepError, match=r"'x' is float32 \(1, 5\), expected float32 \(N, 5\) with N >= 2"):
         trainer.step(x=x[:1].numpy())
+    trainer.evaluate(x=x[:2].numpy())
+    with pytest.raises(StepError, match="expected float32 .* with N >= 2"):
+        trainer.evaluate(x=x[:1].numpy())
     trainer.export(tmp_path / "model.onnx")
     session = onnx_ops.InferenceSession(tmp_path / "model.onnx")
     session.run(None, {"x": x[:2].numpy()})
     with pytest.raises(Exception, match="N > 1"):
         session.run(None, {"x": x[:1].numpy()})
+
+
+@pytest.mark.filterwarnings("ignore:the graph does not have what the code does")
+def test_a_size_of_1_for_which_only_evaluation_does_something_else() -> None:
+    class Model(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return y if self.training or len(y) > 1 else 2 * y
+
+    model, x = Model(5, 2), torch.randn(4, 5)
+    optimizer = torch.optim.SGD(model.parameters())
+    capture = training_step(
+        model, lambda m, x: m(x).sum(), (x,), optimizer, dynamic_shapes=({0: Dim("N")},), evaluation=True
+    )
+    trainer = Trainer(capture)
+    trainer.step(x=x[:1].numpy())
+    trainer.evaluate(x=x[:2].numpy())
+    with pytest.raises(Exception, match="N > 1"):
+        trainer.evaluate(x=x[:1].numpy())
 
 
 def test_a_size_of_1_for_which_code_does_the_same_is_allowed() -> None:
