@@ -763,7 +763,7 @@ def test_a_size_of_1_for_which_code_does_something_else_is_refused(
     with pytest.raises(StepError, match=r"'x' is float32 \(1, 5\), expected float32 \(N, 5\) with N >= 2"):
         trainer.step(x=x[:1].numpy())
     trainer.evaluate(x=x[:2].numpy())
-    with pytest.raises(StepError, match="expected float32 .* with N >= 2"):
+    with pytest.raises(StepError, match=r"expected float32 \(N, 5\) with N >= 2"):
         trainer.evaluate(x=x[:1].numpy())
     trainer.export(tmp_path / "model.onnx")
     session = onnx_ops.InferenceSession(tmp_path / "model.onnx")

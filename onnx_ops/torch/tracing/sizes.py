@@ -95,8 +95,13 @@ class RecordedShapes(ShapeEnv):
                 line = self._line()
                 self._lines += ((guard.expr, line) for guard in self.guards[before:])
 
+    @property
+    def narrows(self) -> bool:
+        """Whether guards narrow the ranges of sizes."""
+        return self._ways is None
+
     def _refine_ranges(self, expr: Any) -> None:
-        if self._ways is None:
+        if self.narrows:
             super()._refine_ranges(expr)
 
     def derive(self, symbol: sympy.Symbol, expression: sympy.Expr) -> None:

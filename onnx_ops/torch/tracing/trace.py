@@ -245,9 +245,10 @@ def _trace(
             _check_sizes(made.shapes, inputs, made.roots, where)
         except Exception:  # PyTorch's, or that of a root of dimensions
             one_way = _without_guards(
+                made,
                 lambda ways: _made(
                     function, examples, dynamic, Locations(where.model), followed, constants, conversions, example, ways
-                )
+                ),
             )
             if one_way is None:
                 raise
@@ -366,19 +367,20 @@ class _Made:
     conditions: list[Condition]
 
 
-def _without_guards(made: Callable[[Mapping[sympy.Basic, bool]], _Made]) -> _Made | None:
+def _without_guards(found: _Made, made: Callable[[Mapping[sympy.Basic, bool]], _Made]) -> _Made | None:
     """A trace without guards, if code that branches on sizes computes the same in all ways; None if it does not.
 
     As in `if len(x) >= 64: x = x.contiguous()`.
 
     Args:
+        found: a trace with guards.
         made: makes the trace where conditions have other values than in the example.
     """
-    first = made({})
-    given = {guard.expr for guard in first.shapes.given}
-    guards = {g.expr: first.shapes.asked.get(g.expr) for g in first.shapes.guards if g.expr not in given}
-    if len(guards) > GUARDS or not all(guards.values()):
+    given = {guard.expr for guard in found.shapes.given}
+    guards = {g.expr: found.shapes.asked.get(g.expr) for g in found.shapes.guards if g.expr not in given}
+    if not 0 < len(guards) <= GUARDS or not all(guards.values()):
         return None
+    other = found
     for count in range(1, len(guards) + 1):
         for others in itertools.combinations(guards, count):
             ways = {condition: not value for condition, value in filter(None, map(guards.get, others))}
@@ -386,11 +388,14 @@ def _without_guards(made: Callable[[Mapping[sympy.Basic, bool]], _Made]) -> _Mad
                 other = made(ways)
             except Exception:  # of the user's code, or of PyTorch, for sizes that the example does not have
                 return None
-            known = (given | guards.keys()) - set(others)
-            if not all(guard.expr in known for guard in other.shapes.guards) or not is_same(first.graph, other.graph):
+            if not {guard.expr for guard in other.shapes.guards} <= (given | guards.keys()) - set(others):
+                # Other conditions, which those decide: all of them, if guards narrow no ranges.
+                return _without_guards(made({}), made) if found.shapes.narrows else None
+            if not is_same(found.graph, other.graph):
                 return None
-    first.shapes.guards[:] = first.shapes.given
-    return first
+    for ones, line in found.shapes.decided_at_one.items():
+        other.shapes.decided_at_one.setdefault(ones, line)
+    return other
 
 
 @contextlib.contextmanager
