@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,7 +51,8 @@ from onnx_ops.torch.tracing.explanations import (
 )
 from onnx_ops.torch.tracing.inspections import Inspections
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, trace
-from onnx_ops.torch.verification.trials import Trial, rerun, trials
+from onnx_ops.torch.verification.single import Sizes, named_dimensions, refused_at_one
+from onnx_ops.torch.verification.trials import KEPT, Trial, rerun, resized, trials
 from onnx_ops.torch.verification.verify import Verification
 from onnx_ops.training.freed_memory import return_freed_memory
 from onnx_ops.training.step import Bounds, Step, summary
@@ -278,7 +280,10 @@ def _attempted(
         steps = trials(joint, eager, dict(scale), several=options.specialize)
     update = None if update_of is None else update_of(eager.used)
     states = {} if update is None else update.state()
-    start = steps[0].make()
+    make = steps[0].make
+    start, results = make(), steps[0].run({})
+    outputs, size_of_results = set(results), sum(tensor.nbytes for tensor in results.values())
+    del results
     arguments = {name: start[name] for name in joint.arguments}
     state = {name: tensor for name, tensor in start.items() if name not in arguments and name not in scale}
     _check_names((*state, *arguments), [*states])
@@ -317,9 +322,34 @@ def _attempted(
         tuple(traced.conditions),
     )
     compared: list[Callable[[], Tensors]] = []
+    tried = options.check and size_of_results <= KEPT
     if options.check:
+        verification = Verification(_step(exported, record), joint, update)
         with vectors_explained(traced.graph), ties_explained(traced.graph, lambda: rerun(joint, eager)):
-            compared = _verify(Verification(_step(exported, record), joint, update), steps)
+            compared = _verify(verification, steps, more=tried)
+
+    def is_right(sizes: Sizes) -> bool | None:
+        if not tried:
+            return None
+        try:
+            trial = resized(joint, make, sizes, outputs)
+            if trial is not None:
+                verification.step(trial)
+        except CaptureError:
+            return False
+        return None if trial is None else True
+
+    small = refused_at_one(
+        traced.dynamic,
+        traced.decided_at_one,
+        named_dimensions(exported.graph),
+        is_right,
+        all_of_them=tried,
+    )
+    if small:
+        from_two = {name: record.bounds.get(name, Bounds())._replace(min=2) for name in small}
+        record = dataclasses.replace(record, bounds={**record.bounds, **from_two})
+    if options.check:
         progress.ended("comparison with PyTorch")
     steps.clear()
     return_freed_memory()
@@ -348,13 +378,14 @@ def _inference_graph(forward: Forward, eager: RunInfo, seen: RunInfo) -> onnx.Mo
         ) from error
 
 
-def _verify(verification: Verification, pending: list[Trial]) -> list[Callable[[], Tensors]]:
+def _verify(verification: Verification, pending: list[Trial], *, more: bool) -> list[Callable[[], Tensors]]:
     """Compare successive steps.
 
     Args:
         verification: of the graph.
         pending: the trial of the example, then those of which the first one is compared for which the graph's
             conditions hold. It is emptied, as the results of a trial are as large as the parameters.
+        more: whether further trials follow.
 
     Returns:
         What makes the values of the trials that were compared.
@@ -364,7 +395,7 @@ def _verify(verification: Verification, pending: list[Trial]) -> list[Callable[[
         raise CaptureError(f"the example violates a condition of the captured graph: {violated}")
     while pending:
         make = pending[0].make
-        violated = verification.step(pending.pop(0), last=True)
+        violated = verification.step(pending.pop(0), last=not more)
         if violated is None:
             pending.clear()
             return [*compared, make]

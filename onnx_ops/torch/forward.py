@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,9 +28,13 @@ from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.randomness import Random
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, Traced, eager_mode, trace
 from onnx_ops.torch.verification.graph import Graph, arrays
+from onnx_ops.torch.verification.single import Sizes, named_dimensions, refused_at_one
 from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, compare
+from onnx_ops.torch.verification.trials import with_sizes
 from onnx_ops.torch.verification.widening import rounds_to_16_bits
 from onnx_ops.training.conditions import Condition
+
+_Verify = Callable[[Tensors, Tensors], None]
 
 
 class Forward:
@@ -132,18 +137,25 @@ class Forward:
             if used:
                 make_constant(graph, value, values[name])
         proto = model_proto(exported)
+
+        def run(given: Tensors = values) -> Tensors:
+            with preserved(joint.model), eager_mode(), joint.with_parameters(given) as own:
+                return self._evaluated(own)
+
+        verify: _Verify | None = None
         if self._check:
             session, tolerance = Graph(proto), SIXTEEN_BITS if rounds_to_16_bits(proto) else None
+
+            def verify(given: Tensors, found: Tensors) -> None:
+                compare("outputs in evaluation mode", session.run(given), arrays(found), tolerance)
+
             for make in compared:
                 given = make()
-
-                def run(given: Tensors = given) -> Tensors:
-                    with preserved(joint.model), eager_mode(), joint.with_parameters(given) as values:
-                        return self._evaluated(values)
-
-                expected = arrays(run())
-                with vectors_explained(traced.graph), ties_explained(traced.graph, run):
-                    compare("outputs in evaluation mode", session.run(given), expected, tolerance)
+                with vectors_explained(traced.graph), ties_explained(traced.graph, functools.partial(run, given)):
+                    verify(given, run(given))
+        if refused := _refused_at_one(traced, graph, values, joint.arguments, run, verify):
+            _fail_at_one(graph, refused)
+            proto = model_proto(exported)
         return proto
 
     def _exported(self, traced: Traced, values: Tensors, outputs: list[str]) -> tuple[ir.Model, dict[str, ir.Value]]:
@@ -186,16 +198,23 @@ class Forward:
         graph = exported.graph
         for value in [value for value in graph.inputs if not value.uses()]:
             graph.inputs.remove(value)
+
+        def run(given: Tensors = values) -> Tensors:
+            with preserved(joint.model), eager_mode():
+                return joint.infer(given, call)
+
+        verify: _Verify | None = None
         if self._check:  # while the state is not in the graph, for the memory
+            session = Graph(model_proto(exported))
 
-            def run() -> Tensors:
-                with preserved(joint.model), eager_mode():
-                    return joint.infer(values, call)
+            def verify(given: Tensors, found: Tensors) -> None:
+                wanted = arrays({value.name or "": found[value.name or ""] for value in graph.outputs})
+                compare("outputs in evaluation mode", session.run(given), wanted)
 
-            expected = run()
-            wanted = arrays({value.name or "": expected[value.name or ""] for value in graph.outputs})
             with vectors_explained(traced.graph), ties_explained(traced.graph, run):
-                compare("outputs in evaluation mode", Graph(model_proto(exported)).run(values), wanted)
+                verify(values, run())
+        _fail_at_one(graph, _refused_at_one(traced, graph, values, arguments, run, verify))
+        verify = None
         for value in [value for value in graph.inputs if value.name not in arguments]:
             graph.inputs.remove(value)
             make_constant(graph, value, values[value.name or ""])
@@ -238,10 +257,11 @@ def _taken_out(graph: ir.Graph, conditions: Sequence[Condition]) -> dict[str, ir
     return dict(zip(names, rows.outputs, strict=True))
 
 
-def _fail_where_violated(graph: ir.Graph, conditions: Mapping[str, ir.Value]) -> None:
+def _fail_where_violated(graph: ir.Graph, conditions: Mapping[str, ir.Value], suffix: str = "unchecked") -> None:
     """Make the runs of a graph fail where a condition, (1,) bool, does not hold.
 
-    They fail at a node that has the name of the condition, which is in onnxruntime's message.
+    They fail at a node that has the name of the condition, which is in onnxruntime's message. `suffix` is that of the
+    names of the results that are returned where all of them hold.
     """
     nodes: list[ir.Node] = []
 
@@ -262,9 +282,62 @@ def _fail_where_violated(graph: ir.Graph, conditions: Mapping[str, ir.Value]) ->
         rows = add("Unsqueeze", result, constant(0))
         checked = add("Squeeze", add("Gather", rows, index), constant(0))
         checked.shape, checked.type = result.shape, result.type
-        checked.name, result.name = result.name, f"{result.name}.unchecked"
+        checked.name, result.name = result.name, f"{result.name}.{suffix}"
         graph.outputs[place] = checked
     graph.extend(nodes)
+
+
+def _refused_at_one(
+    traced: Traced,
+    graph: ir.Graph,
+    values: Tensors,
+    arguments: Collection[str],
+    run: Callable[[Tensors], Tensors],
+    verify: _Verify | None,
+) -> set[str]:
+    """The names of dynamic dimensions whose size 1 a graph is not right for.
+
+    Args:
+        traced: its trace.
+        graph: the graph.
+        values: the example, by name.
+        arguments: the names of those of them that have other sizes in a batch of another size.
+        run: runs PyTorch.
+        verify: compares results of the graph for values with those of PyTorch; None without a check.
+    """
+
+    def is_right(sizes: Sizes) -> bool | None:
+        if verify is None:
+            return None
+        given = values | with_sizes({name: values[name] for name in arguments}, sizes)
+        try:
+            found = run(given)
+        except Exception:  # the user's code or PyTorch refuses the sizes
+            return None
+        try:
+            verify(given, found)
+        except (CaptureError, KeyError):  # which it is for another result than that of the example
+            return False
+        return True
+
+    dynamic = {name: traced.dynamic[name] for name in arguments}
+    names = named_dimensions(graph)
+    return refused_at_one(dynamic, traced.decided_at_one, names, is_right, all_of_them=verify is not None)
+
+
+def _fail_at_one(graph: ir.Graph, refused: Collection[str]) -> None:
+    """Make the runs of a graph fail where dynamic dimensions, by their names, have the size 1."""
+    places = {size: place for place, size in reversed(named_dimensions(graph).items())}
+    inputs = {value.name: value for value in graph.inputs}
+    holds: dict[str, ir.Value] = {}
+    for name in sorted(refused):
+        of, axis = places[name]
+        size = ir.node("Shape", [inputs[of]], {"start": axis, "end": axis + 1})
+        one = ir.node("Constant", [], {"value": ir.tensor(np.array([1], np.int64))})
+        above = ir.node("Greater", [size.outputs[0], one.outputs[0]])
+        graph.extend([size, one, above])
+        holds[f"condition: {name} > 1"] = above.outputs[0]
+    _fail_where_violated(graph, holds, "of_all_sizes")
 
 
 def _remove_losses(model: ir.Model, arguments: Collection[str]) -> set[ir.Value]:

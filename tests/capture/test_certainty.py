@@ -26,6 +26,9 @@ CERTAIN = [
     sympy.Eq(FloorDiv(3 * B - 1, B), 2),
     sympy.Eq(FloorDiv(S - 1 + FloorDiv(S + 1, 2), FloorDiv(S + 1, 2)), 2),
     sympy.Lt(4 * CHUNKS - S, 4),
+    sympy.Le(Min(3, S), S),
+    sympy.Lt(Min(3, S) - 2 * Max(S, B), 0),
+    sympy.Gt(Max(3, B) - Min(S, 2), 0),
     sympy.Eq(8 * CeilToInt(FloatTrueDiv(ToFloat(-5 - S), sympy.Float(-1.0))), 40 + 8 * S),
 ]
 UNCERTAIN = [
@@ -36,6 +39,10 @@ UNCERTAIN = [
     sympy.Eq(FloorDiv(S - 1 + FloorDiv(S + 2, 3), FloorDiv(S + 2, 3)), 3),  # three chunks of 4 are two
     sympy.Ge(CHUNKS, 2),
     sympy.Ge(S, 4),
+    sympy.Le(Max(3, S), S),
+    sympy.Lt(Min(3, S), S),
+    sympy.Ge(Min(3, S), 3),
+    sympy.Gt(2 * Min(3, S) - Max(2, B), 0),
     sympy.Eq(2 * CeilToInt(FloatTrueDiv(ToFloat(S), sympy.Float(2.0))), S),
     sympy.Ne(64 * Max(1, 4 * CHUNKS), 64 * Min(S, 4 * CHUNKS)),
     sympy.Eq(Mod(S, 3), Mod(S, 4)),  # of the sizes 12, 13, 14 as of 0, 1, 2

@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -319,25 +320,35 @@ def test_comparisons_of_whole_tensors() -> None:
 class Skipping(nn.Module):
     """Layers of which each step skips some at random, as the speech models of transformers do."""
 
-    def __init__(self, probability: float) -> None:
+    def __init__(self, probability: float, skips: Callable[[float], Any]) -> None:
         super().__init__()
         self.layers, self.probability = nn.ModuleList(nn.Linear(3, 3) for _ in range(2)), probability
+        self.skips = skips
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            if not (self.training and torch.rand([]) < self.probability):
+            if not (self.training and self.skips(self.probability)):
                 x = functional.dropout(layer(x))
         if x.isnan().any():
             x = x.nan_to_num()
         return x
 
 
-@pytest.mark.parametrize("specialize", [False, True])
-def test_branches_on_random_numbers(specialize: bool) -> None:
+@pytest.mark.parametrize(
+    ("specialize", "skips"),
+    [
+        (False, lambda p: torch.rand([]) < p),
+        (True, lambda p: torch.rand([]) < p),
+        (True, lambda p: bool(torch.rand(1).item() < p)),
+        (True, lambda p: not torch.rand(1) > p),  # as adapters of peft
+    ],
+    ids=["without", "less", "number", "not greater"],
+)
+def test_branches_on_random_numbers(specialize: bool, skips: Callable[[float], Any]) -> None:
     """A step that such a branch refused would draw the same numbers again; a probability of 0 or 1 is no branch."""
 
     def capture(probability: float) -> Capture:
-        model = Skipping(probability)
+        model = Skipping(probability, skips)
         return gradients(
             model, lambda model, x: model(x).sum(), (torch.ones(2, 3, requires_grad=True),), specialize=specialize
         )

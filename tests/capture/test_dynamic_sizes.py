@@ -9,13 +9,14 @@ import sys
 import types
 from collections.abc import Callable
 from math import sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from captures import gradients
+from captures import gradients, training_step
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
@@ -23,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.functional import scaled_dot_product_attention
 
 import onnx_ops
+from onnx_ops import StepError, Trainer
 from onnx_ops.torch import CaptureError
 from onnx_ops.torch.tracing.caches import without_traced_values
 from onnx_ops.torch.tracing.effects import storages
@@ -719,3 +721,139 @@ def test_whole_numbers_of_sizes() -> None:
 
     compared(nn.Linear(8, 8), loss, [(6, 8), (10, 8), (4, 8)], Dim("N", min=4))
     assert "int" not in globals()
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda y: y * 2 if len(y) == 1 else y,
+        lambda y: y.std(0) if y.shape[0] > 1 else y[0],
+        lambda y: y * 2 if y[:, 0].numel() < 2 else y,
+        lambda y: y.chunk(2)[-1],
+        lambda y: y[:2].sum(0) / y[:2].shape[0],
+    ],
+    ids=["branch", "branch around a deviation", "number of elements", "last part", "mean of two rows"],
+)
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.filterwarnings("ignore:the graph does not have what the code does")
+def test_a_size_of_1_for_which_code_does_something_else_is_refused(
+    forward: Callable[[Tensor], Tensor], check: bool, tmp_path: Path
+) -> None:
+    """A trace takes dynamic sizes to be 2 or more."""
+
+    class Model(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return forward(super().forward(x))
+
+    model, x = Model(5, 2), torch.randn(4, 5)
+    dims = ({0: Dim("N")},)
+    optimizer = torch.optim.SGD(model.parameters())
+    capture = training_step(
+        model,
+        lambda model, x: model(x).sum(),
+        (x,),
+        optimizer,
+        dynamic_shapes=dims,
+        check=check,
+        inference=True,
+        evaluation=True,
+    )
+    trainer = Trainer(capture)
+    trainer.step(x=x[:2].numpy())
+    with pytest.raises(StepError, match=r"'x' is float32 \(1, 5\), expected float32 \(N, 5\) with N >= 2"):
+        trainer.step(x=x[:1].numpy())
+    trainer.evaluate(x=x[:2].numpy())
+    with pytest.raises(StepError, match=r"expected float32 \(N, 5\) with N >= 2"):
+        trainer.evaluate(x=x[:1].numpy())
+    trainer.export(tmp_path / "model.onnx")
+    session = onnx_ops.InferenceSession(tmp_path / "model.onnx")
+    session.run(None, {"x": x[:2].numpy()})
+    with pytest.raises(Exception, match="N > 1"):
+        session.run(None, {"x": x[:1].numpy()})
+
+
+@pytest.mark.filterwarnings("ignore:the graph does not have what the code does")
+def test_a_size_of_1_for_which_only_evaluation_does_something_else() -> None:
+    class Model(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return y if self.training or len(y) > 1 else 2 * y
+
+    model, x = Model(5, 2), torch.randn(4, 5)
+    optimizer = torch.optim.SGD(model.parameters())
+    capture = training_step(
+        model, lambda m, x: m(x).sum(), (x,), optimizer, dynamic_shapes=({0: Dim("N")},), evaluation=True
+    )
+    trainer = Trainer(capture)
+    trainer.step(x=x[:1].numpy())
+    trainer.evaluate(x=x[:2].numpy())
+    with pytest.raises(Exception, match="N > 1"):
+        trainer.evaluate(x=x[:1].numpy())
+
+
+def test_a_size_of_1_for_which_code_does_the_same_is_allowed() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x) / max(len(x) - 1, 1) + x.topk(min(3, len(x)), 0).values.sum()
+        y = torch.cat([y[:1], y[1:]]) if len(y) > 1 else y
+        return (y * 2 if x.shape[0] * x.shape[1] > 1 else y).exp().sum()
+
+    compared(nn.Linear(5, 2), loss, [(4, 5), (1, 5), (2, 5)], Dim("N"))
+
+
+def test_branches_on_sizes_that_compute_the_same_both_ways() -> None:
+    """As those of diffusers on whether a batch is too large for a kernel."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        y = y.contiguous() if len(y) >= 8 else y
+        y = y.contiguous() if 3 * len(y) > 8 else y
+        return y.exp().sum()
+
+    compared(nn.Linear(5, 2), loss, [(4, 5), (1, 5), (2, 5), (3, 5), (7, 5), (8, 5), (9, 5)], Dim("N"))
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        lambda y: y.contiguous() if len(y) >= 64 else y * 1.5,
+        lambda y: (y * 2 if len(y) >= 100 else y) if len(y) >= 64 else y,
+        lambda y: (y.contiguous() if len(y) >= 64 else y) * (1 if len(y) < 64 else 2),
+        lambda y: (y.contiguous() if len(y) >= 64 else y) * (1 if len(y) <= 63 else 2),
+        lambda y: (
+            ((y * 2 if 3 * len(y) > 99 else y) if len(y) >= 64 else y) + (y.contiguous() if 3 * len(y) > 99 else y)
+        ),
+    ],
+    ids=["another result", "a branch in the other way", "the same condition", "an equal condition", "both conditions"],
+)
+def test_other_branches_on_sizes_are_refused(branches: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(CaptureError, match="the graph is right only where"):
+        gradients(
+            nn.Linear(5, 2), lambda m, x: branches(m(x)).sum(), (torch.randn(4, 5),), dynamic_shapes=({0: Dim("N")},)
+        )
+
+
+@pytest.mark.filterwarnings(r"ignore:var\(\). degrees of freedom")
+def test_means_of_what_may_be_empty() -> None:
+    """NaN, as in PyTorch; onnxruntime's ReduceMean of no elements is 0."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        mask = x[:, 0] > 0
+        chosen, wanted = y[mask], x[mask][:, :2]
+        losses = [F.mse_loss(chosen, wanted), F.huber_loss(chosen, wanted), F.smooth_l1_loss(chosen, wanted)]
+        means = [chosen.mean(0).sum(), chosen.mean(), chosen[:, 0].mean(), y[2:-1].mean(), chosen.var(0).sum()]
+        return torch.stack([*losses, *means])
+
+    model, x = nn.Linear(5, 2), torch.randn(6, 5)
+    x[:, 0] = torch.tensor([1.0, -1, 1, 1, -1, 1])
+
+    def total(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        found = loss(model, x)
+        return found.nan_to_num().sum(), found
+
+    capture = gradients(model, total, (x,), dynamic_shapes=({0: Dim("N", min=3)},))
+    session = onnx_ops.InferenceSession(capture.model)
+    (alone := x.clone())[1:, 0] = -1
+    for batch in (x, alone, -x.abs(), x[:3]):
+        (got,) = session.run(["output.1"], capture.state | {"x": batch.numpy()})
+        np.testing.assert_allclose(got, loss(model, batch).detach().numpy(), rtol=2e-6)

@@ -9,13 +9,17 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import is_symbolic, statically_known_true
 
 from onnx_ops.torch.base.nodes import integers, number, op
 from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, replaces, translates
 from onnx_ops.torch.operators.recurrences import running_products
 
 aten = torch.ops.aten
+
+NONE, MEAN = range(2)
+"""Reductions of losses."""
 
 decomposed_by_pytorch(aten.logsumexp.default)  # onnxruntime's ReduceLogSumExp takes -inf, -450 for -inf
 
@@ -34,10 +38,52 @@ def _vector_norm(
 
 @decomposes(aten.mean.dim)
 def _mean(self: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
-    """The translation of torch.onnx takes no None for all axes."""
+    """NaN of no elements, for which onnxruntime's ReduceMean is 0; the translation of torch.onnx takes no None."""
+    sizes = [self.shape[axis] for axis in dim] if dim else list(self.shape)
+    if any(map(_may_be_zero, sizes)):
+        wide = dtype or self.dtype
+        computed = torch.float32 if wide in (torch.float16, torch.bfloat16) else wide
+        return (aten.sum.dim_IntList(self, dim, keepdim, dtype=computed) / math.prod(sizes)).to(wide)
     if dim is not None:
         return NotImplemented
     return aten.mean.dim(self, list(range(self.dim())), keepdim, dtype=dtype)
+
+
+@decomposes(aten.mean.default)
+def _mean_of_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Any:
+    return _mean(self, None, dtype=dtype) if any(map(_may_be_zero, self.shape)) else NotImplemented
+
+
+def _loss(operator: OpOverload) -> Callable[..., Any]:
+    """The mean of a loss for each element as that of `_mean`, if there may be none."""
+
+    def loss(self: Tensor, target: Tensor, reduction: int = MEAN, *options: float) -> Any:
+        if reduction != MEAN or not any(map(_may_be_zero, self.shape)):
+            return NotImplemented
+        return aten.mean.default(operator(self, target, NONE, *options))
+
+    return loss
+
+
+for _of_elements in (aten.mse_loss.default, aten.huber_loss.default, aten.smooth_l1_loss.default):
+    decomposes(_of_elements)(_loss(_of_elements))
+
+
+@decomposes(aten.var.correction)
+def _variance(
+    self: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Any:
+    axes = list(dim) if dim else list(range(self.dim()))
+    if not any(_may_be_zero(self.shape[axis]) for axis in axes):
+        return NotImplemented
+    squares = (self - _mean(self, axes, keepdim=True)).square()
+    count = torch.full((), math.prod(self.shape[axis] for axis in axes), dtype=self.dtype)
+    divisor = torch.clamp_min(count - (1 if correction is None else correction), 0)
+    return aten.sum.dim_IntList(squares, axes, keepdim) / divisor
+
+
+def _may_be_zero(size: int | torch.SymInt) -> bool:
+    return not statically_known_true(size >= 1)
 
 
 def _any_nan(x: Any, axes: Any, keepdims: int) -> tuple[Any, Any]:

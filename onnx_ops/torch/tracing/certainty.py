@@ -124,10 +124,30 @@ def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> s
             difference = _without_floors(difference)
         elif isinstance(term, sympy.GreaterThan):
             difference = -_without_floors(-difference)
-        return term.func(difference, 0)
+        return _by_cases(term.func(difference, 0))
     if isinstance(term, sympy.Add | sympy.Mul | sympy.Pow):
         return sympy.expand(term.func(*args))
     return term.func(*args)
+
+
+def _by_cases(relation: sympy.Basic) -> sympy.Basic:
+    """A comparison with 0, true if it holds for what minima and maxima may be, as Min(3, n) - n <= 0 does.
+
+    A minimum is at most each of its arguments, and is one of them.
+    """
+    if not isinstance(relation, sympy.LessThan | sympy.StrictLessThan | sympy.GreaterThan | sympy.StrictGreaterThan):
+        return relation
+    difference, below = relation.lhs, relation.rel_op in ("<", "<=")
+    for extreme in difference.atoms(sympy.Min, sympy.Max):
+        factor = difference.coeff(extreme)
+        rest = sympy.expand(difference - factor * extreme)
+        if not factor.is_number or rest.has(extreme):
+            continue
+        holds = [_by_cases(relation.func(sympy.expand(rest + factor * arg), 0)) is sympy.true for arg in extreme.args]
+        bounded = isinstance(extreme, sympy.Min) == below if factor > 0 else isinstance(extreme, sympy.Max) == below
+        if all(holds) or (bounded and any(holds)):
+            return sympy.true
+    return relation
 
 
 def _without_floors(difference: sympy.Basic) -> sympy.Basic:

@@ -55,7 +55,7 @@ def _whole(number: Any) -> Any:
     """Rounded towards 0; down, which conditions on sizes can be solved for, if it is certainly not negative."""
     if isinstance(number, torch.SymInt):
         return number
-    positive = is_certain(number.node.expr >= 0, number.node.shape_env.var_to_range)
+    positive = is_certain(number.node.expr >= 0, number.node.shape_env.from_one())
     return math.floor(number) if positive else math.trunc(number)
 
 

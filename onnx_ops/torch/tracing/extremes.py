@@ -101,4 +101,4 @@ def _as_tensor(number: Any, tensor: Any) -> Any:
 def _is_certain(condition: bool | torch.SymBool) -> bool:
     if isinstance(condition, bool):
         return condition
-    return is_certain(condition.node.expr, condition.node.shape_env.var_to_range)
+    return is_certain(condition.node.expr, condition.node.shape_env.from_one())

@@ -16,7 +16,10 @@ import onnxscript
 import torch
 
 OWN = Path(__file__).parents[2]
-TRACING = str(Path(__file__).with_name("trace.py"))
+SYMBOLS = tuple(str(Path(torch.__file__).parent / part) for part in ("__init__.py", "fx/experimental/"))
+"""Where PyTorch evaluates conditions on dynamic sizes."""
+TRACES = Path(__file__).parent
+TRACING = str(TRACES / "trace.py")
 """Frames outside of this file's are those of the caller of the capture."""
 LIBRARIES = (str(OWN), *(str(Path(package.__file__).parent) for package in (torch, onnx_ir, onnxscript)))
 STANDARD = sysconfig.get_path("stdlib")
@@ -52,6 +55,14 @@ def line_now() -> Line | None:
     while (file := frame.f_code.co_filename) != TRACING and is_library(file) and frame.f_back is not None:
         frame = frame.f_back
     return _first([(file, frame.f_lineno)])
+
+
+def is_called_by_model() -> bool:
+    """Whether it is code of a model or loss, and not that of PyTorch, that asks for the value of a dynamic size."""
+    frame = sys._getframe(1)
+    while (file := frame.f_code.co_filename).startswith((*SYMBOLS, str(TRACES))) and frame.f_back is not None:
+        frame = frame.f_back
+    return not is_library(file)
 
 
 def line_of_error(error: BaseException) -> Line | None:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import sympy
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from onnx_ops.torch.base.errors import CaptureError
@@ -40,7 +42,7 @@ class Random(TorchDispatchMode):
     """A mode in which random operators draw from one seed, each at another offset.
 
     Numbers of torch.rand are less than 1 and not less than 0 where code compares them with these, as with a probability
-    of 0. Seeding PyTorch's generator has no effect in it.
+    of 0; a single one, by which code decides what to do, is above 0. Seeding PyTorch's generator has no effect in it.
 
     Args:
         seed: () int64, another number for each step.
@@ -105,8 +107,14 @@ class Random(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if not _draws(func, args, kwargs):
-            if func in CERTAIN and args[0] in self._uniform and (holds := CERTAIN[func](args[1])) is not None:
-                return torch.full(args[0].shape, holds)
+            if func in CERTAIN and args[0] in self._uniform:
+                holds = CERTAIN[func](args[1])
+                if holds is None and args[1] == 0 and args[0].numel() == 1:
+                    holds = func is aten.gt.Scalar
+                if holds is not None:
+                    return torch.full(args[0].shape, holds)
+            if func is aten._local_scalar_dense.default and args[0] in self._uniform:
+                return _within_0_and_1(func(*args, **kwargs))
             for tensor in tree_leaves(list(written(func, args, kwargs))):
                 if isinstance(tensor, Tensor):  # others are optional
                     self._uniform.pop(tensor, None)
@@ -132,6 +140,8 @@ class Random(TorchDispatchMode):
 
 aten = torch.ops.aten
 
+LEAST = 2.0**-53
+"""A number below those of torch.rand that are not 0, as far below 1 as they are."""
 UNIFORM = {aten.rand.default, aten.rand.generator, aten.rand_like.default, aten.rand_like.generator}
 """The operators that draw from [0, 1)."""
 
@@ -142,6 +152,13 @@ CERTAIN: dict[OpOverload, Callable[[float], bool | None]] = {
     aten.gt.Scalar: lambda bound: True if bound < 0 else False if bound >= 1 else None,
 }
 """The result of a comparison that is the same for all numbers in [0, 1); None for another one."""
+
+
+def _within_0_and_1(number: Any) -> Any:
+    """A number that is drawn, with its range if it is one of a trace."""
+    if isinstance(number, torch.SymFloat) and isinstance(number.node.expr, sympy.Symbol):
+        number.node.shape_env.var_to_range[number.node.expr] = ValueRanges(LEAST, 1 - LEAST)
+    return number
 
 
 def _bytes(state: Tensor) -> bytes:

@@ -21,10 +21,12 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
+    ShapeGuard,
     StrictMinMaxConstraint,
     guard_or_false,
     guard_or_true,
 )
+from torch.utils._sympy.functions import Max, Min
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -32,7 +34,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.tracing.batching import symbolic_batches
 from onnx_ops.torch.tracing.certainty import is_certain
-from onnx_ops.torch.tracing.frames import Line
+from onnx_ops.torch.tracing.frames import Line, is_called_by_model
 from onnx_ops.torch.tracing.mathematics import symbolic_mathematics
 
 LARGEST = 2**48
@@ -52,29 +54,101 @@ class RecordedShapes(ShapeEnv):
 
     Args:
         line: returns the line that is running, or whose gradient is.
+        ways: conditions that have these values in place of those in the example; guards then narrow no ranges.
         settings: of ShapeEnv.
+
+    Attributes:
+        asked: the conditions that guards are of, by the expressions of these, and their values.
+        given: the guards that no code is the reason of, but equal dimensions of inputs.
     """
 
-    def __init__(self, line: Callable[[], Line | None], **settings: Any) -> None:
+    def __init__(
+        self,
+        line: Callable[[], Line | None],
+        ways: Mapping[sympy.Basic, bool] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(**settings)
-        self._line = line
+        self._line, self._ways = line, ways
+        self.given: list[ShapeGuard] = []
+        self.asked: dict[sympy.Basic, tuple[sympy.Basic, bool]] = {}
         self._lines: list[tuple[sympy.Basic, Line | None]] = []
+        self._notes = True
+        self._known: dict[tuple[sympy.Basic, frozenset[sympy.Symbol]], bool] = {}
+        self.decided_at_one: dict[frozenset[sympy.Symbol], Line | None] = {}
+        """Sizes with which code does something else if they are 1, those of a set if all of them are, with the line."""
         self._derived: dict[sympy.Symbol, set[sympy.Basic]] = {}
 
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> sympy.Basic:
+        if self._ways is not None and args[0] in self._ways:
+            return sympy.true if self._ways[args[0]] else sympy.false
         before, ranges = len(self.guards), dict(self.var_to_range)  # which a guard narrows
         try:
-            return super().evaluate_expr(*args, **kwargs)
+            value = super().evaluate_expr(*args, **kwargs)
+            self._note_value(args[0], value)
+            if value in (sympy.true, sympy.false):
+                self.asked.update((guard.expr, (args[0], value is sympy.true)) for guard in self.guards[before:])
+            return value
         finally:
             if len(self.guards) > before:
                 self.guards[before:] = [g for g in self.guards[before:] if not is_certain(g.expr, ranges)]
                 line = self._line()
                 self._lines += ((guard.expr, line) for guard in self.guards[before:])
 
+    @property
+    def narrows(self) -> bool:
+        """Whether guards narrow the ranges of sizes."""
+        return self._ways is None
+
+    def _refine_ranges(self, expr: Any) -> None:
+        if self.narrows:
+            super()._refine_ranges(expr)
+
     def derive(self, symbol: sympy.Symbol, expression: sympy.Expr) -> None:
         """Replace the symbol of a size by an expression in another one, such as 2 * N."""
         self._derived[symbol] = expression.free_symbols
         self._set_replacement(symbol, expression, "derived dimension")
+
+    @contextlib.contextmanager
+    def of_pytorch(self) -> Iterator[None]:
+        """A context in which it is PyTorch's C++ code that evaluates conditions."""
+        with mock.patch.object(self, "_notes", False):
+            yield
+
+    def from_one(self) -> dict[sympy.Symbol, ValueRanges[sympy.Expr]]:
+        """The ranges of symbols, with 1 for sizes that PyTorch takes to be 2 or more."""
+        return {s: ValueRanges(1, r.upper) if self._may_be_one(s) else r for s, r in self.var_to_range.items()}
+
+    def _may_be_one(self, symbol: sympy.Symbol) -> bool:
+        """Whether a size that may be 1 is taken to be 2 or more; sizes that depend on data have other ranges."""
+        return symbol in self.backed_var_to_val and symbol in self.var_to_range and self.var_to_range[symbol].lower == 2
+
+    def _note_value(self, expression: sympy.Basic, value: sympy.Basic) -> None:
+        """Note a condition of the model or loss, or a number that is made of sizes, that is another one for sizes of 1.
+
+        PyTorch's own code branches on sizes of 1 too, but computes the same.
+        """
+        if not any(map(self._may_be_one, expression.free_symbols)):
+            return
+        if value not in (sympy.true, sympy.false):
+            self.note(sympy.Eq(expression, value))
+        elif self._notes and is_called_by_model():
+            self.note(expression if value is sympy.true else sympy.Not(expression))
+
+    def note(self, condition: sympy.Basic) -> None:
+        """Note sizes that may be 1 and for which a condition then does not hold, which does if they are larger."""
+        symbols = [symbol for symbol in condition.free_symbols if self._may_be_one(symbol)]
+        for ones in {frozenset([symbol]) for symbol in symbols} | {frozenset(symbols)}:
+            known = condition, ones
+            if known not in self._known:
+                self._known[known] = self._holds(condition.xreplace(dict.fromkeys(ones, sympy.Integer(1))))
+            if not self._known[known]:
+                self.decided_at_one.setdefault(ones, self._line())
+
+    def _holds(self, condition: sympy.Basic) -> bool:
+        if condition in (sympy.true, sympy.false):
+            return condition is sympy.true
+        return self._maybe_evaluate_static(condition) is sympy.true or is_certain(condition, self.from_one())
 
     def line_of(self, sizes: Iterable[torch.SymInt]) -> Line | None:
         """The first line that restricts sizes, which are equal: that makes a number of them if there is one."""
@@ -241,6 +315,9 @@ def _condition(node: SymNode, file: str, line: int) -> bool:
         above = condition.rel_op == ">" and condition.rhs in (0, 1)
         if above and is_certain(condition.lhs >= condition.rhs, node.shape_env.var_to_range):
             return True
+    if in_code_of_torch:
+        with node.shape_env.of_pytorch():
+            return _guard_bool(node, file, line)
     return _guard_bool(node, file, line)
 
 
@@ -263,7 +340,10 @@ def _slice_index(size: Any, index: Any) -> Any:
     found = _compute_slice_index(size, index)
     if found is None and all(isinstance(each, int) or each.node.has_hint() for each in (size, index)):
         with symbolic_shapes_config.patch(backed_size_oblivious=False):
-            return _compute_slice_index(size, index)
+            found = _compute_slice_index(size, index)
+    if isinstance(size, torch.SymInt) and isinstance(index, int) and found is not None:
+        place = Min(index, size.node.expr) if index >= 0 else Max(size.node.expr + index, 0)
+        size.node.shape_env.note(sympy.Eq(found.node.expr if isinstance(found, torch.SymInt) else found, place))
     return found
 
 

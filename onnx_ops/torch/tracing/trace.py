@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import sympy
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource, TensorProperty, TensorPropertySource
@@ -40,6 +42,7 @@ from onnx_ops.torch.tracing.constants import Constants
 from onnx_ops.torch.tracing.control_flow import written_control_flow
 from onnx_ops.torch.tracing.conversions import Conversions
 from onnx_ops.torch.tracing.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
+from onnx_ops.torch.tracing.equality import is_same
 from onnx_ops.torch.tracing.explanations import Locations, explained, holding_where
 from onnx_ops.torch.tracing.extremes import symbolic_extremes
 from onnx_ops.torch.tracing.fake_tensors import FakeTensors, unchanged_conversions
@@ -59,6 +62,9 @@ from onnx_ops.training.ranges import IndexRange
 
 USUAL = 1024
 """Sizes of a dimension up to this number are to be possible without a bound that the user gives."""
+
+GUARDS = 3
+"""Guards of a trace up to which all of their ways are traced."""
 
 Tensors = dict[str, torch.Tensor]
 Dynamic = Mapping[str, Mapping[int, Dimension]]
@@ -142,6 +148,8 @@ class Traced:
         conditions: on data, for the graph to be valid; its last outputs say which of them hold, and the numbers that
             they depend on.
         mode: the mode of the FakeTensors in the graph.
+        decided_at_one: dynamic dimensions, each as an input and an axis of it, with which the code does something else
+            if their size is 1 (all sizes of a set), with the line.
     """
 
     graph: torch.fx.GraphModule
@@ -150,6 +158,7 @@ class Traced:
     ranges: Sequence[IndexRange]
     conditions: Sequence[Condition]
     mode: FakeTensorMode
+    decided_at_one: Mapping[frozenset[tuple[str, int]], Line | None]
 
     def condition_outputs(self) -> list[str]:
         """The names of the outputs with the conditions."""
@@ -229,7 +238,65 @@ def _trace(
     example: Example | None,
 ) -> Traced:
     """As `_followed`, with what depends on data in the examples; ExampleRequired is raised if it is None and needed."""
-    shapes = RecordedShapes(where.line, duck_shape=False)
+    with explained(where), without_traced_values(), only_nodes():
+        made = _made(function, examples, dynamic, where, followed, constants, conversions, example)
+        inputs = _bounded(made.shapes, made.inputs, made.roots)
+        where.restrictions = _restrictions(made.shapes, inputs)
+        try:
+            _check_sizes(made.shapes, inputs, made.roots, where)
+        except Exception:  # PyTorch's, or that of a root of dimensions
+            one_way = _without_guards(
+                made,
+                lambda ways: _made(
+                    function, examples, dynamic, Locations(where.model), followed, constants, conversions, example, ways
+                ),
+            )
+            if one_way is None:
+                raise
+            made = one_way
+            inputs = _bounded(made.shapes, made.inputs, made.roots)
+            _check_sizes(made.shapes, inputs, made.roots, where)
+        graph, shapes = made.graph, made.shapes
+        fold_functions(graph)
+    index_rows(graph)
+    make_zeros_positive(graph)
+    kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
+    if any(kept[name].keys() != dynamic.get(name, {}).keys() for name in examples):
+        # With the sizes of the other dimensions as numbers.
+        return _trace(function, examples, kept, where, followed, constants, conversions, example)
+    symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
+    places = {
+        size.node.expr: (given.source.name, axis)
+        for given in reversed(inputs)
+        for axis in given.dimensions
+        if is_symbolic(size := given.fake.shape[axis])
+    }
+    decided = {
+        frozenset(places[symbol] for symbol in symbols): line
+        for symbols, line in shapes.decided_at_one.items()
+        if symbols <= places.keys()
+    }
+    return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), made.conditions, made.mode, decided)
+
+
+def _made(
+    function: Callable[[Tensors], Tensors],
+    examples: Tensors,
+    dynamic: Dynamic,
+    where: Locations,
+    followed: Collection[str],
+    constants: Collection[str],
+    conversions: Conversions,
+    example: Example | None,
+    ways: Mapping[sympy.Basic, bool] | None = None,
+) -> _Made:
+    """The graph of a function, and what it is valid for; as `_trace`.
+
+    Args:
+        ways: conditions on sizes, which have these values for code that branches on them; with None, guards narrow
+            the ranges of sizes, and thereby decide further conditions.
+    """
+    shapes = RecordedShapes(where.line, ways, duck_shape=False)
     mode = FakeTensors(shape_env=shapes, allow_non_fake_inputs=True)
     inputs = [_Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
     sizes = {dim.__name__: size for given in inputs for size, dim in given.named() if not hasattr(dim, "root")}
@@ -276,6 +343,7 @@ def _trace(
         ):
             fakes = [given.fake for given in inputs]
             _unify_sizes(inputs)
+            shapes.given = list(shapes.guards)
             # The decompositions to core ATen end in operators without a translation: SiLU's gradient in empty_permuted.
             graph = make_fx(flat, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*fakes)
             if has_complex_numbers(graph):
@@ -284,29 +352,60 @@ def _trace(
                 graph = make_fx(real, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*fakes)
             return graph
 
-    with explained(where), without_traced_values(), only_nodes():
-        graph = None
-        try:
+    graph = None
+    try:
+        graph = traced()
+    except TypeError as error:
+        if not hashes_a_size(error):
+            raise
+    if graph is None:  # out of the handler, as the error would be the cause of those that follow
+        with bypassed_caches():
             graph = traced()
-        except TypeError as error:
-            if not hashes_a_size(error):
-                raise
-        if graph is None:  # out of the handler, as the error would be the cause of those that follow
-            with bypassed_caches():
-                graph = traced()
-        insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
-        inputs = _bounded(shapes, inputs, roots)
-        where.restrictions = _restrictions(shapes, inputs)
-        _check_sizes(shapes, inputs, roots, where)
-        fold_functions(graph)
-    index_rows(graph)
-    make_zeros_positive(graph)
-    kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
-    if any(kept[name].keys() != dynamic.get(name, {}).keys() for name in examples):
-        # With the sizes of the other dimensions as numbers.
-        return _trace(function, examples, kept, where, followed, constants, conversions, example)
-    symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
-    return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), conditions, mode)
+    insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
+    return _Made(graph, shapes, mode, inputs, roots, conditions)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A graph of a function, the symbols and inputs of the trace, and the conditions on data."""
+
+    graph: torch.fx.GraphModule
+    shapes: RecordedShapes
+    mode: FakeTensorMode
+    inputs: list[_Input]
+    roots: Roots
+    conditions: list[Condition]
+
+
+def _without_guards(found: _Made, made: Callable[[Mapping[sympy.Basic, bool]], _Made]) -> _Made | None:
+    """A trace without guards, if code that branches on sizes computes the same in all ways; None if it does not.
+
+    As in `if len(x) >= 64: x = x.contiguous()`.
+
+    Args:
+        found: a trace with guards.
+        made: makes the trace where conditions have other values than in the example.
+    """
+    given = {guard.expr for guard in found.shapes.given}
+    guards = {g.expr: found.shapes.asked.get(g.expr) for g in found.shapes.guards if g.expr not in given}
+    if not 0 < len(guards) <= GUARDS or not all(guards.values()):
+        return None
+    other = found
+    for count in range(1, len(guards) + 1):
+        for others in itertools.combinations(guards, count):
+            ways = {condition: not value for condition, value in filter(None, map(guards.get, others))}
+            try:
+                other = made(ways)
+            except Exception:  # of the user's code, or of PyTorch, for sizes that the example does not have
+                return None
+            if not {guard.expr for guard in other.shapes.guards} <= (given | guards.keys()) - set(others):
+                # Other conditions, which those decide: all of them, if guards narrow no ranges.
+                return _without_guards(made({}), made) if found.shapes.narrows else None
+            if not is_same(found.graph, other.graph):
+                return None
+    for ones, line in found.shapes.decided_at_one.items():
+        other.shapes.decided_at_one.setdefault(ones, line)
+    return other
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ class Graph:
 
     def __init__(self, model: onnx.ModelProto, session: Callable[..., ort.InferenceSession] = InferenceSession) -> None:
         options = OwnOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # errors are raised
         options.enable_cpu_mem_arena = False  # which would keep the memory of the outputs
         self._types = {v.name: TensorType.of_proto(v.type) for v in (*model.graph.input, *model.graph.output)}
         try:

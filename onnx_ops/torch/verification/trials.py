@@ -72,12 +72,43 @@ def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = F
             outside.compare(expected, joint.run(start, RunInfo()))
     return_freed_memory()
     others = _others(joint, start, expected)
-    made = (_run_trial(joint, make, expected) for make in others)
+
+    def comparable(found: Tensors) -> bool:
+        return found.keys() == expected.keys() and not any(
+            bool(tensor.isnan().any()) and not bool(expected[name].isnan().any()) for name, tensor in found.items()
+        )
+
+    made = (_run_trial(joint, make, comparable) for make in others)
     seconds = list(itertools.islice(filter(None, made), None if several else 1))
     outside.check()
     return_freed_memory()
     first = Trial(lambda: start, lambda _: expected, _state(expected))
     return [first, *(seconds or [first])]
+
+
+def resized(
+    joint: JointStep, make: Callable[[], Tensors], sizes: Mapping[str, Mapping[int, int]], outputs: Collection[str]
+) -> Trial | None:
+    """The trial with other sizes of the arguments; None if PyTorch raises an error.
+
+    Args:
+        joint: the step.
+        make: makes the values of the first trial.
+        sizes: the sizes, by argument and axis.
+        outputs: the names of its outputs.
+
+    Raises:
+        CaptureError: with these sizes the step has other outputs.
+    """
+    start = make()
+    batch = with_sizes({name: start[name] for name in joint.arguments}, sizes)
+
+    def expected(found: Tensors) -> bool:
+        if found.keys() != set(outputs):
+            raise CaptureError(f"the outputs are {sorted(found)}, expected {sorted(outputs)}")
+        return True
+
+    return _run_trial(joint, lambda: make() | batch, expected)
 
 
 def rerun(joint: JointStep, info: RunInfo) -> None:
@@ -104,8 +135,8 @@ def _state(outputs: Tensors) -> Tensors:
     return {name: tensor for name, tensor in outputs.items() if name.startswith(NEXT)}
 
 
-def _run_trial(joint: JointStep, make: Callable[[], Tensors], first: Tensors) -> Trial | None:
-    """The trial with these values; None if PyTorch raises an error or returns NaN where the first trial has none.
+def _run_trial(joint: JointStep, make: Callable[[], Tensors], comparable: Callable[[Tensors], bool]) -> Trial | None:
+    """The trial with these values; None if PyTorch raises an error or returns what is not comparable.
 
     Results of more than KEPT bytes, which are as large as the model, are computed once more when they are compared.
     """
@@ -134,9 +165,7 @@ def _run_trial(joint: JointStep, make: Callable[[], Tensors], first: Tensors) ->
     except Exception:  # the user's code or PyTorch refuses the changed values
         return None
     info.effects = Effects()
-    if expected.keys() != first.keys() or any(
-        bool(tensor.isnan().any()) and not bool(first[name].isnan().any()) for name, tensor in expected.items()
-    ):
+    if not comparable(expected):
         return None
     if sum(tensor.nbytes for tensor in expected.values()) <= KEPT:
         return Trial(make, lambda _: expected, _state(expected))
@@ -196,6 +225,11 @@ def _move_from_zero(tensor: torch.Tensor, generator: torch.Generator) -> None:
 def _shrunk(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """A tensor scaled elementwise by factors in [1 - NOISE, 1], so that probabilities stay in [0, 1]."""
     return tensor * (1 - NOISE * _noise(tensor, generator).abs()) if tensor.is_floating_point() else tensor
+
+
+def with_sizes(arguments: Tensors, sizes: Mapping[str, Mapping[int, int]]) -> Tensors:
+    """Arguments with permuted rows and with other sizes, by argument and axis."""
+    return {name: _reordered(tensor, sizes.get(name, {})) for name, tensor in arguments.items()}
 
 
 def _reordered(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
