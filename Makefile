@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32,
 # and no library, which has all.
-SMOKE := $(patsubst %,tests/test_%.py,examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype -k 'not -library]'
+SMOKE := $(patsubst %,tests/test_%.py,cli examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype -k 'not -library]'
 # Those of these kernels that take long too, and share little with others, of which a relative is tested.
 LARGE := ApplyAdamW Convolution ConvolutionBackward $(patsubst %,DepthwiseConv2DBackprop%,Filter Input) FlashAttentionScoreGrad
 WITHOUT_LARGE := $(patsubst %,--deselect 'tests/test_examples.py::test_example[%-kernel]',$(LARGE))
