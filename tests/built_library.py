@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ops
 from onnx_ops.integrations.prebuilt import library_name
 from onnx_ops.library.build import build, compiler
-from onnx_ops.library.objects import NATIVE, LibraryError, own_target
+from onnx_ops.library.objects import NATIVE, LibraryError, check_llvmlite, own_target
 from tests.builds import built
 
 PACKAGE = Path(onnx_ops.__file__).parent
@@ -24,8 +24,9 @@ FOLDERS = ("core", "library", "loops", "ops", "runtime")
 
 
 def can_be_built() -> bool:
-    """Whether there is a C compiler."""
+    """Whether there are a C compiler and an llvmlite that is new enough."""
     try:
+        check_llvmlite()
         compiler(own_target())
     except LibraryError:
         return False

@@ -886,7 +886,7 @@ def test_doctor_without_kernels(no_kernels: str) -> None:
     assert "all ops run here, as function bodies; there are no kernels" in text
 
 
-@pytest.mark.skipif(not built_library.can_be_built(), reason="there is no compiler of C")
+@pytest.mark.skipif(not built_library.can_be_built(), reason="a library cannot be built here")
 @pytest.mark.usefixtures("one_op")
 def test_doctor_with_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says which kernels are used, and runs the ops on those that are compiled here too."""

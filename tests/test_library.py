@@ -35,7 +35,7 @@ from onnx_ops.ops import ALL_VERSIONS, OPS
 from onnx_ops.runtime import registration
 from tests.ops import RECORDS
 
-pytestmark = pytest.mark.skipif(not built_library.can_be_built(), reason="there is no compiler of C")
+pytestmark = pytest.mark.skipif(not built_library.can_be_built(), reason="a library cannot be built here")
 FEW = ("ApplyAdamW", "EmbeddingDenseBackward", "Hardshrink", "HardshrinkBackward", "KlDiv")
 """Loops, sums, tasks, attributes, values that are checked, and the ops of a step."""
 each_op = pytest.mark.parametrize("op", [op if op in FEW else pytest.param(op, marks=pytest.mark.full) for op in OPS])

@@ -43,6 +43,8 @@ def coding() -> onnx.ModelProto:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The library of all ops, with which Python runs too."""
+    if not built_library.can_be_built():
+        pytest.skip("a library cannot be built here")
     path = built_library.library()
     monkeypatch.setenv(prebuilt.VARIABLE, str(path))
     return path

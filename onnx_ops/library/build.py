@@ -15,7 +15,7 @@ from pathlib import Path
 from onnx_ops.core.op import Op
 from onnx_ops.library import translation
 from onnx_ops.library.functions import functions
-from onnx_ops.library.objects import LibraryError, levels, own_target, write_objects
+from onnx_ops.library.objects import LibraryError, check_llvmlite, levels, own_target, write_objects
 from onnx_ops.library.records import header
 from onnx_ops.library.tables import tables
 from onnx_ops.ops import ALL_VERSIONS
@@ -62,9 +62,10 @@ def build(path: Path, ops: Sequence[Op] = ALL_VERSIONS, cpus: Sequence[str] = ()
         target: architecture and system, as `objects.levels` takes them.
 
     Raises:
-        LibraryError: there is no compiler, or it fails.
+        LibraryError: there is no compiler, or it fails; llvmlite is too old.
         OSError: a file cannot be written.
     """
+    check_llvmlite()
     target = target or own_target()
     chosen, command, own = levels(cpus, target), compiler(target), functions(ops)
     with tempfile.TemporaryDirectory() as name:

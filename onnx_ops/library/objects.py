@@ -20,9 +20,11 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
+import llvmlite
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core.registry import cpu_target
+from packaging.version import Version
 
 from onnx_ops.core.errors import Error
 from onnx_ops.runtime.ahead import compile_ahead
@@ -35,9 +37,20 @@ class LibraryError(Error, RuntimeError):
     """The library cannot be built."""
 
 
+LLVMLITE = "0.45"
+"""The first that can remove the functions that nothing calls."""
 V2 = "+cx16,+popcnt,+sahf,+sse3,+sse4.1,+sse4.2,+ssse3"
 V3 = f"{V2},+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+xsave"
 V4 = f"{V3},+avx512bw,+avx512cd,+avx512dq,+avx512f,+avx512vl"
+
+
+def check_llvmlite() -> None:
+    """Raise LibraryError if llvmlite is too old for object code; kernels need an older one only."""
+    if Version(llvmlite.__version__) < Version(LLVMLITE):
+        raise LibraryError(
+            f"libraries are built with llvmlite {LLVMLITE} or newer, which numba 0.62 has; {llvmlite.__version__} is"
+            " installed"
+        )
 
 
 @dataclass(frozen=True)

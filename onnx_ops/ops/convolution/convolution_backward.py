@@ -317,12 +317,14 @@ def body(b: Body) -> None:
     if b.wants("grad_input"):
         by_element = b.op("Reshape", weight, parts(groups, outputs, inputs, elements, name="by_element"), allowzero=1)
         rows = rows_of(grads, counts, outputs, "grad_rows")
-        apart = b.op(
-            "Reshape", b.op("Concat", b.op("Unsqueeze", counts, [1]), b.op("Expand", 1, [AXES, 1]), axis=1), [-1]
-        )
-        apart = parts(groups, samples, apart, inputs, name="apart")
-        gaps = b.op("Concat", b.op("Expand", 0, [AXES, 1]), b.op("Unsqueeze", stride - 1, [1]), name="gaps", axis=1)
-        gaps = parts([0] * 11, b.op("Reshape", gaps, [-1]), [0], name="pads_of_gaps")
+        # The last gap is one of channels, and groups and samples are one axis: onnxruntime 1.23 cannot read constant
+        # pads of more than 7 axes in a Loop, as it takes constants of 128 bytes for external data.
+        widths = parts([1, 1], inputs, name="widths")
+        apart = b.op("Concat", b.op("Unsqueeze", counts, [1]), b.op("Unsqueeze", widths, [1]), axis=1)
+        apart = parts(groups * samples, b.op("Reshape", apart, [-1]), name="apart")
+        gaps = b.op("Unsqueeze", ((stride - 1) * widths).named("widths_of_gaps"), [1])
+        gaps = b.op("Reshape", b.op("Concat", b.op("Expand", 0, [AXES, 1]), gaps, axis=1), [-1], name="gaps")
+        gaps = parts([0] * 8, gaps, name="pads_of_gaps")
         spread_shape = parts(groups, samples, counts * stride, inputs, name="spread_shape")
         none = b.constant([0, 0])
         whole = parts(groups, samples, lengths, inputs, name="whole")
