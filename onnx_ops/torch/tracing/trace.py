@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import warnings
@@ -15,53 +14,44 @@ from unittest import mock
 import sympy
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource, TensorProperty, TensorPropertySource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    EqualityConstraint,
     ShapeEnv,
-    StatelessSymbolicContext,
-    StrictMinMaxConstraint,
     is_symbolic,
 )
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
-from torch.utils._sympy.numbers import int_oo
 
 from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, SEED
 from onnx_ops.torch.base.arguments import Dimension
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.tracing.caches import bypassed_caches, hashes_a_size, without_traced_values
-from onnx_ops.torch.tracing.certainty import largest_size
 from onnx_ops.torch.tracing.constants import Constants
 from onnx_ops.torch.tracing.control_flow import written_control_flow
 from onnx_ops.torch.tracing.conversions import Conversions
 from onnx_ops.torch.tracing.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
 from onnx_ops.torch.tracing.equality import is_same
-from onnx_ops.torch.tracing.explanations import Locations, explained, holding_where
+from onnx_ops.torch.tracing.explanations import Locations, explained
 from onnx_ops.torch.tracing.extremes import symbolic_extremes
 from onnx_ops.torch.tracing.fake_tensors import FakeTensors, unchanged_conversions
 from onnx_ops.torch.tracing.folding import fold_functions
 from onnx_ops.torch.tracing.frames import Line
 from onnx_ops.torch.tracing.indices import index_ranges
+from onnx_ops.torch.tracing.inputs import Input, bounded, check_sizes, restrictions, unify_sizes
 from onnx_ops.torch.tracing.mixed_precision import Float32Computation
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.real_parts import RealParts, has_complex_numbers
 from onnx_ops.torch.tracing.repeated_gradients import repeated_gradients
 from onnx_ops.torch.tracing.row_indices import index_rows
-from onnx_ops.torch.tracing.sizes import RecordedShapes, Roots, allowed_sizes, size_oblivious, symbolic_sizes
+from onnx_ops.torch.tracing.sizes import RecordedShapes, Roots, size_oblivious, symbolic_sizes
 from onnx_ops.torch.tracing.substitution import Substitution, whole_ops
 from onnx_ops.torch.tracing.zero_sums import make_zeros_positive
 from onnx_ops.training.conditions import Condition
 from onnx_ops.training.ranges import IndexRange
-
-USUAL = 1024
-"""Sizes of a dimension up to this number are to be possible without a bound that the user gives."""
 
 GUARDS = 3
 """Guards of a trace up to which all of their ways are traced."""
@@ -240,10 +230,10 @@ def _trace(
     """As `_followed`, with what depends on data in the examples; ExampleRequired is raised if it is None and needed."""
     with explained(where), without_traced_values(), only_nodes():
         made = _made(function, examples, dynamic, where, followed, constants, conversions, example)
-        inputs = _bounded(made.shapes, made.inputs, made.roots)
-        where.restrictions = _restrictions(made.shapes, inputs)
+        inputs = bounded(made.shapes, made.inputs, made.roots)
+        where.restrictions = restrictions(made.shapes, inputs)
         try:
-            _check_sizes(made.shapes, inputs, made.roots, where)
+            check_sizes(made.shapes, inputs, made.roots, where)
         except Exception:  # PyTorch's, or that of a root of dimensions
             one_way = _without_guards(
                 made,
@@ -254,8 +244,8 @@ def _trace(
             if one_way is None:
                 raise
             made = one_way
-            inputs = _bounded(made.shapes, made.inputs, made.roots)
-            _check_sizes(made.shapes, inputs, made.roots, where)
+            inputs = bounded(made.shapes, made.inputs, made.roots)
+            check_sizes(made.shapes, inputs, made.roots, where)
         graph, shapes = made.graph, made.shapes
         fold_functions(graph)
     index_rows(graph)
@@ -298,7 +288,7 @@ def _made(
     """
     shapes = RecordedShapes(where.line, ways, duck_shape=False)
     mode = FakeTensors(shape_env=shapes, allow_non_fake_inputs=True)
-    inputs = [_Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
+    inputs = [Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
     sizes = {dim.__name__: size for given in inputs for size, dim in given.named() if not hasattr(dim, "root")}
     roots = Roots(shapes, sizes)
     for given in inputs:
@@ -342,7 +332,7 @@ def _made(
             without_logs(ShapeEnv.__module__),
         ):
             fakes = [given.fake for given in inputs]
-            _unify_sizes(inputs)
+            unify_sizes(inputs)
             shapes.given = list(shapes.guards)
             # The decompositions to core ATen end in operators without a translation: SiLU's gradient in empty_permuted.
             graph = make_fx(flat, decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True)(*fakes)
@@ -372,7 +362,7 @@ class _Made:
     graph: torch.fx.GraphModule
     shapes: RecordedShapes
     mode: FakeTensorMode
-    inputs: list[_Input]
+    inputs: list[Input]
     roots: Roots
     conditions: list[Condition]
 
@@ -429,156 +419,3 @@ def _recorded(function: Callable[[Tensors], Tensors], examples: Tensors, where: 
     with preserved(where.model), portable_kernels(), recording, _substituted():
         function(examples)
     return recording.example
-
-
-@dataclass(frozen=True)
-class _Input:
-    """An input of a trace: a FakeTensor, and the source and constraints of its symbolic sizes."""
-
-    fake: torch.Tensor
-    source: ConstantSource
-    context: StatelessSymbolicContext
-    dimensions: Mapping[int, Dimension]
-
-    @classmethod
-    def of(cls, name: str, tensor: torch.Tensor, dimensions: Mapping[int, Dimension], mode: FakeTensorMode) -> _Input:
-        axes = range(tensor.dim())
-        context = StatelessSymbolicContext(
-            dynamic_sizes=[DimDynamic.DYNAMIC if axis in dimensions else DimDynamic.STATIC for axis in axes],
-            constraint_sizes=[_allowed(dimensions[axis]) if axis in dimensions else None for axis in axes],
-        )
-        source = ConstantSource(name)
-        return cls(mode.from_tensor(tensor, symbolic_context=context, source=source), source, context, dimensions)
-
-    def named(self) -> Iterator[tuple[torch.SymInt, torch.export.Dim]]:
-        """The sizes of dimensions that have names."""
-        for axis, dim in self.dimensions.items():
-            size = self.fake.shape[axis]
-            if isinstance(dim, torch.export.Dim) and isinstance(size, torch.SymInt):
-                yield size, dim
-
-    def symbols(self) -> Iterator[tuple[Any, Dimension]]:
-        """The symbol of each dynamic dimension, with the dimension."""
-        for axis, dim in self.dimensions.items():
-            if is_symbolic(self.fake.shape[axis]):
-                yield self.fake.shape[axis].node.expr, dim
-
-    def kept(self, shapes: ShapeEnv) -> dict[int, Dimension]:
-        """The dimensions that stay dynamic: all but those of Dim.AUTO that a guard restricts."""
-        limited = {symbol for guard in shapes.guards for symbol in guard.expr.free_symbols}
-        return {
-            axis: dim
-            for axis, dim in self.dimensions.items()
-            if dim is not torch.export.Dim.AUTO or not self.fake.shape[axis].node._expr.free_symbols & limited
-        }
-
-
-def _allowed(dim: Dimension) -> StrictMinMaxConstraint | None:
-    """The constraint on a dimension's size, which is at least 2; None for Dim.AUTO, which PyTorch may restrict."""
-    if dim is torch.export.Dim.AUTO:
-        return None
-    return StrictMinMaxConstraint(vr=allowed_sizes(dim, least=2), warn_only=False)
-
-
-def _restrictions(shapes: RecordedShapes, inputs: list[_Input]) -> dict[str, Line]:
-    """The line of code that restricts a dynamic dimension, by the name that PyTorch's errors give the dimension."""
-    equal: dict[str, list[torch.SymInt]] = {}  # PyTorch has one symbol, of any of them, for those that are one
-    for given in inputs:
-        for size, dim in given.named():
-            equal.setdefault(dim.__name__, []).append(size)
-    lines = {
-        f"{given.source.name}.size()[{axis}]": shapes.line_of(equal.get(getattr(dim, "__name__", ""), [size]))
-        for given in inputs
-        for axis, dim in given.dimensions.items()
-        if isinstance(size := given.fake.shape[axis], torch.SymInt)
-    }
-    return {name: line for name, line in lines.items() if line is not None}
-
-
-def _bounded(shapes: ShapeEnv, inputs: list[_Input], roots: Roots) -> list[_Input]:
-    """The inputs, with the largest sizes that guards allow as bounds of dimensions without one; drops these guards.
-
-    Code may branch on whether there are too many elements, as before an operator that takes fewer than 2**31. Bounds
-    that small batches reach are left to the user.
-    """
-    dims = dict(symbol for given in inputs for symbol in given.symbols())
-    dims |= {roots.symbol(dim): dim.root for dim in list(dims.values()) if roots.has(dim)}
-    sizes = {symbol: dim for symbol, dim in dims.items() if _has_no_bound(dim)}
-    bounds: dict[str, int] = {}
-    for guard in list(shapes.guards):
-        symbols = guard.expr.free_symbols
-        dim = sizes.get(next(iter(symbols))) if len(symbols) == 1 else None
-        most = None if dim is None else largest_size(guard.expr)
-        if dim is not None and most is not None and most >= USUAL:
-            bounds[dim.__name__] = min(most, bounds.get(dim.__name__, most))
-            shapes.guards.remove(guard)
-
-    def bound(dim: Dimension) -> Dimension:
-        if roots.has(dim):
-            root = bound(dim.root)
-            return dim if root is dim.root else type(dim)(dim.__name__, root, dim.fn)
-        if not _has_no_bound(dim) or dim.__name__ not in bounds:
-            return dim
-        return torch.export.Dim(dim.__name__, min=dim.min, max=bounds[dim.__name__])
-
-    return [
-        dataclasses.replace(given, dimensions={axis: bound(dim) for axis, dim in given.dimensions.items()})
-        for given in inputs
-    ]
-
-
-def _has_no_bound(dim: Dimension) -> bool:
-    return isinstance(dim, torch.export.Dim) and not hasattr(dim, "root") and dim.max in (None, int_oo)
-
-
-def _unify_sizes(inputs: list[_Input]) -> None:
-    """Make the sizes of dimensions with the same torch.export.Dim one symbol, unless the examples contradict it."""
-    first: dict[str, torch.SymInt] = {}
-    for given in inputs:
-        for size, dim in given.named():
-            known = first.setdefault(dim.__name__, size)
-            if known.node.hint == size.node.hint:
-                torch._check(known == size)
-
-
-def _check_sizes(shapes: ShapeEnv, inputs: list[_Input], roots: Roots, where: Locations) -> None:
-    """Raise PyTorch's error or a CaptureError for a graph that is valid only for some sizes of the dynamic dimensions.
-
-    Conditions on sizes, such as `if len(x) > 4`, were evaluated for the examples.
-    """
-    named = [
-        (dim, TensorPropertySource(given.source, TensorProperty.SIZE, axis))
-        for given in inputs
-        for axis, dim in given.dimensions.items()
-        if isinstance(dim, torch.export.Dim)
-    ]
-    places: dict[str, list[TensorPropertySource]] = {}
-    for dim, place in named:
-        places.setdefault(dim.__name__, []).append(place)
-    equal = [(first, other) for first, *others in places.values() for other in others]
-    derived = [  # such as 2 * Dim("N")
-        (place, places[dim.root.__name__][0] if dim.root.__name__ in places else roots.symbol(dim), dim.fn)
-        for dim, place in named
-        if hasattr(dim, "root")
-    ]
-    others = {
-        given.fake.shape[axis].node.expr: TensorPropertySource(given.source, TensorProperty.SIZE, axis).name
-        for given in inputs
-        for axis in given.dimensions
-        if is_symbolic(given.fake.shape[axis])
-    }
-    for name, condition in roots.conditions(others):
-        dim, place = next((dim, place) for dim, place in named if roots.has(dim) and dim.root.__name__ == name)
-        raise CaptureError(holding_where(place.name, condition, where, int(dim.fn(1) - dim.fn(0))))
-    shapes.produce_guards(
-        [given.fake for given in inputs],
-        [given.source for given in inputs],
-        input_contexts=[given.context for given in inputs],
-        equalities_inputs=EqualityConstraint(
-            source_pairs=equal,
-            derived_equalities=derived,
-            phantom_symbols=[*roots],
-            relaxed_sources=set(),
-            warn_only=False,
-        ),
-    )
