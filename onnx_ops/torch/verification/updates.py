@@ -132,10 +132,14 @@ class Updates:
         total = None if clip is None else torch.nn.utils.get_total_norm(list(gradients.values()))
         infinite = scaling is not None and not all(bool(found.isfinite().all()) for found in gradients.values())
         values = given | changed
+        names, largest = self.names, 0.0
         for graph, rounds in self._parts:
+            results = got
             if graph is not None:
-                got |= graph.run(given | {GRADIENT + name: tensor for name, tensor in gradients.items()})
-            comparison = Comparison("the optimizer's update", got, self._largest(got))
+                results = graph.run(given | {GRADIENT + name: tensor for name, tensor in gradients.items()})
+                got |= results
+            largest = max(largest, largest_of({name: results[name] for name in names if name in results}))
+            comparison = Comparison("the optimizer's update", got, largest)
             for twin, some in rounds:
                 copies = {}
                 for member in some:
@@ -161,8 +165,8 @@ class Updates:
                     return_freed_memory()
             comparison.check()
             if last and self._averaged is None:
-                for found in rounds:
-                    for name in self._results(found):
+                for own in rounds:
+                    for name in self._results(own):
                         got.pop(name, None)
         if scaling is not None and (tracker := given.get(GROWTH_TRACKER)) is not None:
             scale, count = values[GRAD_SCALE].clone(), tracker.clone()
@@ -173,9 +177,6 @@ class Updates:
         if self._averaged is not None:
             reached = {name: as_tensor(got[NEXT + name]) if NEXT + name in got else values[name] for name in values}
             compare("the averages", got, self._averages(self._averaged, reached))
-
-    def _largest(self, got: Arrays) -> float:
-        return largest_of({name: got[name] for name in self.names if name in got})
 
     def _averages(self, averaged: AveragedModel, reached: Tensors) -> Arrays:
         """The averages after an update from these parameters and buffers, by the names of the graph's outputs."""
