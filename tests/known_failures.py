@@ -44,7 +44,7 @@ KNOWN_FAILURES = (
     KnownFailure(
         "onnx<1.23",
         "the checker does not tell which outputs a node leaves out",
-        r"test_checker\[(BatchNormGatherStatsWithCounts|ApplyAdamW|FusedSgd)\]",
+        r"test_checker\[(BatchNormGatherStatsWithCounts|ApplyAdamW|FusedSgd|RotaryPositionEmbeddingGrad)\]",
     ),
     KnownFailure(
         "onnxruntime<1.27",
@@ -60,6 +60,27 @@ KNOWN_FAILURES = (
         "onnxruntime<1.24",
         "onnxruntime does not know opset 24",
         rf"test_runs_everywhere\[opset-24-ir-11-({ON_ONNXRUNTIME}|inlined|plain)\]",
+    ),
+    KnownFailure(
+        "onnxruntime<1.24",
+        "onnxruntime makes FusedMatMul of products of transposed float64 matrices, for which it has no kernel",
+        r"test_pairs\[(ConvolutionBackward|FlashAttentionScore(Grad)?)-portable\]"
+        r"|test_attention_in_float_and_in_double_with_statistics",
+    ),
+    KnownFailure(
+        "onnxruntime<1.24",
+        "onnxruntime's ReduceSum of no elements keeps the axis",
+        r"test_calls\[SampledMatMul-portable",
+    ),
+    KnownFailure(
+        "numpy<2",
+        "NumPy's products of matrices depend on the strides of these in the last bit",
+        r"test_memory_layout_does_not_matter\[FlashAttentionScoreGrad-every_other-portable_evaluator\]",
+    ),
+    KnownFailure(
+        "onnx<1.20",
+        "onnx.reference has no ScatterND for indices with several axes",
+        r"test_pairs\[SparseMatMul-portable_evaluator\]",
     ),
     KnownFailure(
         "onnxruntime<1.25",

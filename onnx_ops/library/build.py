@@ -65,9 +65,10 @@ def build(path: Path, ops: Sequence[Op] = ALL_VERSIONS, cpus: Sequence[str] = ()
         LibraryError: there is no compiler, or it fails; llvmlite is too old.
         OSError: a file cannot be written.
     """
-    check_llvmlite()
     target = target or own_target()
-    chosen, command, own = levels(cpus, target), compiler(target), functions(ops)
+    chosen, command = levels(cpus, target), compiler(target)
+    check_llvmlite()
+    own = functions(ops)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         objects = [file for level in chosen for file in write_objects(folder, own, level)]
