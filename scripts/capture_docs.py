@@ -55,7 +55,7 @@ DYNAMIC = (
     (
         "`nn.Upsample`, `F.interpolate`",
         "space, time",
-        "`size` (constant or dynamic) or `scale_factor`; neither bicubic nor `antialias`",
+        "`size` (constant or dynamic) or `scale_factor`, in all modes",
     ),
     (
         "`nn.LSTM`, `nn.GRU`, `nn.RNN`",

@@ -52,6 +52,12 @@ def as_long_as_the_largest(model: nn.Linear, x: Tensor, labels: Tensor) -> Tenso
     return torch.zeros(size, 5).index_add(0, labels, x).matmul(model.weight.T).pow(2).mean()
 
 
+def as_wide_as_the_largest(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """Classes that are counted by the largest label."""
+    each = functional.one_hot(labels)
+    return (model(x)[:, : each.shape[1]] * each).exp().sum() / each.sum(0).max()
+
+
 def converted(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     """The same by Python's int(), and a number by its float(), as in PyTorch Geometric."""
     size = int(labels.max()) + 1
@@ -91,7 +97,18 @@ def beside_masks(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     return hidden[kept, labels[kept]].square().sum() + (targets * x[:, None, :CLASSES]).exp().sum()
 
 
-LOSSES = [masked, selected, experts, distinct, as_long_as_the_largest, converted, written, at_numbers, beside_masks]
+LOSSES = [
+    masked,
+    selected,
+    experts,
+    distinct,
+    as_long_as_the_largest,
+    as_wide_as_the_largest,
+    converted,
+    written,
+    at_numbers,
+    beside_masks,
+]
 LABELS = [[0, 1, 2, 3, 2, 1], [0, 0, 0], [1, 2], [3, 3, 3, 3], [0, 0, 1, 0], [2, 0, 0, 0, 0], [1, 1]]
 
 

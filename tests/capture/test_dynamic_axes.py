@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import compared
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -217,6 +218,37 @@ def test_means_of_resized_tensors() -> None:
     check(nn.Sequential(nn.Conv1d(4, 2, 3), nn.Upsample(scale_factor=1.7, mode="linear")), SIZES[1], torch.float32)
 
 
+def test_resizing_by_any_kernel() -> None:
+    """Of images and to sizes that are dynamic, among them those that a factor leaves as they are."""
+    places = torch.randn(1, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+    smooth = partial(F.interpolate, antialias=True)
+    ways: list[Callable[[Tensor], Tensor]] = [
+        partial(F.interpolate, scale_factor=1.2, mode="bilinear"),
+        partial(F.interpolate, scale_factor=1.5, mode="bicubic"),
+        partial(smooth, scale_factor=0.7, mode="bicubic"),
+        lambda x: smooth(places.to(x.dtype), size=x.shape[2:], mode="bilinear") * x,
+    ]
+    model = nn.Linear(1, 1)
+
+    def loss(model: nn.Linear, x: Tensor) -> Tensor:
+        return torch.stack([way(x * model.weight).sin().mean() for way in ways]).sum() + model.bias.sum()
+
+    sizes = [(2, 4, 8, 9), (3, 4, 3, 4), (1, 4, 6, 3), (1, 4, 17, 6)]
+    compared(model, loss, [torch.randn(size) for size in sizes], {0: Dim("N"), 2: Dim("H", min=2), 3: Dim("W", min=2)})
+
+
+def test_factors_that_leave_a_size() -> None:
+    """PyTorch's kernels copy along such an axis, its decompositions do not."""
+    x = torch.randn(2, 3, 4, 9)
+
+    def loss(model: nn.Linear, x: Tensor) -> Tensor:
+        x = x * model.weight
+        ways = [F.interpolate(x, scale_factor=1.2, mode=mode) for mode in ("nearest", "bilinear", "bicubic")]
+        return torch.stack([way.sin().mean() for way in ways]).sum() + model.bias.sum()
+
+    compared(nn.Linear(1, 1), loss, [x], {})
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("ways", [pools_of, resizings_of])
 def test_pools_and_resizing(ways: Any) -> None:
@@ -241,7 +273,6 @@ def test_norms_and_columns(rank: int) -> None:
     ("layer", "said"),
     [
         (nn.AdaptiveMaxPool2d(3), r"an adaptive max pool to \[3, 3\] needs sizes of space that are not dynamic"),
-        (nn.Upsample(scale_factor=2, mode="bicubic"), "upsample_bicubic2d needs sizes of space that are not dynamic"),
         (nn.Conv2d(4, 4, 3), r"x\.size\(\)\[2\] is to be dynamic, .* is 3 or more \(at .*\)\. Say so by min=3"),
     ],
 )

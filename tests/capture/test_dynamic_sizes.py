@@ -807,7 +807,10 @@ def test_branches_on_sizes_that_compute_the_same_both_ways() -> None:
         y = model(x)
         y = y.contiguous() if len(y) >= 8 else y
         y = y.contiguous() if 3 * len(y) > 8 else y
-        return y.exp().sum()
+        columns = (y.T / 4).contiguous()  # which are the rows of what follows
+        columns[:1].mul_(2)
+        rows = columns.T.contiguous() if len(y) >= 8 else columns.T
+        return (rows.sin() + rows.contiguous()).exp().sum()
 
     compared(nn.Linear(5, 2), loss, [(4, 5), (1, 5), (2, 5), (3, 5), (7, 5), (8, 5), (9, 5)], Dim("N"))
 
@@ -822,8 +825,22 @@ def test_branches_on_sizes_that_compute_the_same_both_ways() -> None:
         lambda y: (
             ((y * 2 if 3 * len(y) > 99 else y) if len(y) >= 64 else y) + (y.contiguous() if 3 * len(y) > 99 else y)
         ),
+        lambda y: (z := y.detach() * 1.5, z[:1].mul_(2) if len(y) >= 64 else z)[0] * y,
+        lambda y: (z := y.detach() * 1.5, (z.clone() if len(y) >= 64 else z)[:1].mul_(2))[0] * y,
+        lambda y: (z := y.detach() * 1.5, z.clone() if len(y) >= 64 else z, z[:1].mul_(2))[1] * y,
+        lambda y: (z := y.T.contiguous().T, z.contiguous() if len(y) >= 64 else z)[1].as_strided((3,), (1,)),
     ],
-    ids=["another result", "a branch in the other way", "the same condition", "an equal condition", "both conditions"],
+    ids=[
+        "another result",
+        "a branch in the other way",
+        "the same condition",
+        "an equal condition",
+        "both conditions",
+        "a write",
+        "a write to the copy",
+        "a write to what is copied",
+        "another order in memory",
+    ],
 )
 def test_other_branches_on_sizes_are_refused(branches: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(CaptureError, match="the graph is right only where"):

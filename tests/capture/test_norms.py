@@ -1,4 +1,4 @@
-"""Gradients of layer and group normalization in captured steps, compared with PyTorch."""
+"""Gradients of normalization in captured steps, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -117,3 +117,30 @@ def test_group_norms_by_op(dtype: torch.dtype) -> None:
     captured = gradients(model, loss, (rows(3).to(dtype),))
     assert count(captured, "GroupNormBackward") == 4
     compared(model, loss, [rows(3).to(dtype), rows(1).to(dtype)], {0: Dim("N")})
+
+
+def test_norms_of_one_image() -> None:
+    """With its channels last in the gradient, where PyTorch's is wrong; that of the same image twice is right."""
+    torch.manual_seed(0)
+    image, scales, shifts = torch.randn(1, 5, 3, 3), nn.Parameter(torch.rand(3, 5)), nn.Parameter(torch.randn(3, 5))
+    model = nn.ParameterList([scales, shifts])
+    weights = torch.randn(9, 5)
+
+    def loss(model: nn.ParameterList, x: Tensor) -> Tensor:
+        (a, b, c), (d, e, f) = model
+        mean, variance = torch.linspace(-1, 1, 5), torch.linspace(1, 2, 5)
+        results = [
+            functional.batch_norm(x, None, None, a, d, training=True),
+            functional.batch_norm(x, mean, variance, b, e),
+            functional.instance_norm(x, None, None, c, f),
+        ]
+        return sum(((y.flatten(2).mT * weights).sum() for y in results), x.new_zeros(()))
+
+    captured = gradients(model, loss, (image,))
+    names = ["loss", "grad.0", "grad.1"]
+    got = onnx_ops.InferenceSession(captured.model).run(names, captured.state | {"x": image.numpy()})
+    value = loss(model, torch.cat([image, image])) / 2
+    wanted = value, *torch.autograd.grad(value, [scales, shifts])
+    for name, array, tensor in zip(names, got, wanted, strict=True):
+        # Sums of 9 terms in float32.
+        np.testing.assert_allclose(array, tensor.detach().numpy(), rtol=1e-5, atol=1e-5, err_msg=name)

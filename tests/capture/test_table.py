@@ -30,6 +30,7 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> table.Table:
     [
         (table.replaces, torch.hypot),
         (table.provides, torch.batch_norm_stats),
+        (table.corrects, torch.batch_norm),
         (table.differentiates, aten.convolution_backward.default),
         (table.decomposes, aten.elu.default),
         (table.translates, aten.elu.default),

@@ -28,6 +28,8 @@ class Table:
     Attributes:
         replacements: functions of PyTorch, and functions with the same parameters that run in their place.
         missing: those of them that PyTorch does not have on a CPU.
+        corrections: functions of PyTorch whose results on a CPU are wrong in some cases, and functions with the same
+            parameters that graphs are compared with.
         second_derivatives: operators of a backward pass, and functions from the gradients with respect to their results
             (None for those that nothing depends on) and their arguments to those with respect to the first arguments.
         decompositions: operators, and functions in other operators, which may return NotImplemented for a call that
@@ -44,6 +46,7 @@ class Table:
 
     replacements: Entries = field(default_factory=dict)
     missing: Entries = field(default_factory=dict)
+    corrections: Entries = field(default_factory=dict)
     second_derivatives: Entries = field(default_factory=dict)
     decompositions: Entries = field(default_factory=dict)
     translations: Entries = field(default_factory=dict)
@@ -96,6 +99,11 @@ def provides(*functions: Any) -> Callable[[Function], Function]:
         return _enters(TABLE.missing, functions)(replaces(*functions)(function))
 
     return enter
+
+
+def corrects(*functions: Any) -> Callable[[Function], Function]:
+    """Run the decorated function in place of functions of PyTorch where graphs are compared with it."""
+    return _enters(TABLE.corrections, functions)
 
 
 def differentiates(*operators: Any) -> Callable[[Function], Function]:

@@ -6,11 +6,12 @@ matrix has few entries that are not 0; the product is as quick as a walk over th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import no_python_dispatcher
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -64,10 +65,12 @@ along_axis.register_autograd(_gradients, setup_context=_setup)
 
 
 Dynamic = Callable[[Any, int], Tensor]
-"""From the size and number of a dynamic axis to the matrix (after, before) of an operator along it."""
+"""From the size and number of an axis to the matrix (after, before) of an operator along it."""
 
 
-def resampled(x: Tensor, operator: Callable[[Tensor, int], Tensor], rank: int, dynamic: Dynamic) -> Tensor:
+def resampled(
+    x: Tensor, operator: Callable[[Tensor, int], Tensor], rank: int, dynamic: Dynamic, after: Sequence[Any] = ()
+) -> Tensor:
     """A separable linear operator on images (N, C, *space), by one matrix along each of the last axes.
 
     Args:
@@ -75,10 +78,11 @@ def resampled(x: Tensor, operator: Callable[[Tensor, int], Tensor], rank: int, d
         operator: from an image (1, C, size, WIDTH) and the number of an axis to the result along that axis.
         rank: the number of axes of space.
         dynamic: gives the matrices of axes of dynamic size.
+        after: the sizes of the result, if they may be dynamic where those of the images are not.
     """
     for axis in reversed(range(rank)):
         size = x.shape[axis - rank]
-        if is_symbolic(size):
+        if any(map(is_symbolic, (size, *after[axis : axis + 1]))):
             matrix, changes = dynamic(size, axis).to(x.dtype), True
         else:
             matrix, changes = matrix_of(operator, size, axis, x.dtype)
@@ -92,7 +96,7 @@ def matrix_of(
     operator: Callable[[Tensor, int], Tensor], size: int, axis: int, dtype: torch.dtype
 ) -> tuple[Tensor, bool]:
     """The matrix (after, size) of a linear operator along an axis, and whether it is not the identity."""
-    with _disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), no_python_dispatcher(), torch.no_grad():  # decompositions differ from kernels
         unit = torch.eye(size, dtype=torch.float64)
         images = unit.reshape(1, size, size, 1).repeat(1, 1, 1, WIDTH)
         matrix = operator(images, axis)[0, :, :, 0].T.contiguous()

@@ -16,7 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.base.nodes import aclnn, double, op
 from onnx_ops.torch.base.second_derivatives import gradients_of
-from onnx_ops.torch.base.table import differentiates, provides, translates
+from onnx_ops.torch.base.table import corrects, differentiates, provides, translates
+from onnx_ops.torch.base.transforms import within_transforms
 
 aten = torch.ops.aten
 
@@ -187,6 +188,26 @@ def _gradients_again(
         return [by_input.to(input.dtype), (grad * normal).sum(axes), grad.sum(axes)]
 
     return gradients_of(gradients, (grad, input, weight), grads)
+
+
+# PyTorch's backward kernels for CPUs take the elements of a gradient in another order where an image is alone in its
+# batch and the channels are the last axis of the gradient in memory, but not of the image.
+
+
+@corrects(torch.batch_norm)
+def _batch_norm(*args: Any, **kwargs: Any) -> Tensor:
+    return _with_contiguous_gradient(torch.batch_norm(*args, **kwargs))
+
+
+@corrects(torch.instance_norm)
+def _instance_norm(*args: Any, **kwargs: Any) -> Tensor:
+    return _with_contiguous_gradient(torch.instance_norm(*args, **kwargs))
+
+
+def _with_contiguous_gradient(output: Tensor) -> Tensor:
+    if output.requires_grad and not within_transforms():
+        output.register_hook(Tensor.contiguous)
+    return output
 
 
 @contextlib.contextmanager

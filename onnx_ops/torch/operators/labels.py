@@ -56,8 +56,10 @@ def known_or_ignored(target: Tensor, scores: Tensor, ignore_index: int) -> tuple
 
 @replaces(functional.one_hot)
 def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-    if num_classes < 0:
-        return functional.one_hot(tensor)
+    if num_classes == -1:
+        num_classes = tensor.max().item() + 1  # PyTorch reads the smallest one before it, but not while it traces
+    elif num_classes < 0:
+        return functional.one_hot(tensor, num_classes)
     classes = torch.arange(num_classes, device=tensor.device)
     found = classes.index_select(0, tensor.reshape(-1)).reshape(tensor.shape)  # refuses labels that are out of range
     return (found.unsqueeze(-1) == classes).to(torch.int64)

@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import is_symbolic
 
-from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.operators.along_axis import WIDTH, resampled
 
@@ -18,23 +16,52 @@ aten = torch.ops.aten
 
 
 def _sampling(name: str, before: Any, after: Any, aligns: bool, scale: float | None) -> Tensor:
-    """The matrix (after, before) of a function of PyTorch along an axis of dynamic size."""
-    linear = "linear1d" in name or "linear2d" in name or "linear3d" in name
-    if "nearest" not in name and (not linear or name.endswith("_aa")):
-        raise CaptureError(f"{name} needs sizes of space that are not dynamic: leave those axes out of dynamic_shapes")
-    dtype = torch.float64 if linear else torch.float32  # in which PyTorch finds the nearest
+    """The matrix (after, before) of a function of PyTorch along an axis whose size is dynamic, before or after."""
+    nearest, cubic = "nearest" in name, "bicubic" in name
+    dtype = torch.float32 if nearest else torch.float64  # in which PyTorch finds the nearest
     places, neighbours = torch.arange(after, dtype=dtype), torch.arange(before, dtype=dtype)
-    last = neighbours[-1:]
+    last, end = neighbours[-1:], places[-1:]
+    step: Any
     if aligns:
-        source = places * (last / places[-1:].clamp(min=1))
+        step = last * end.clamp(max=1) / end.clamp(min=1)
+    elif scale is None:
+        step = (last + 1) / (end + 1)
     else:
-        step = (last + 1) / (places[-1:] + 1) if scale is None else 1 / scale
-        shift = 0.0 if "nearest" in name and "exact" not in name else 0.5
-        source = (places + shift) * step - (shift if linear else 0)
-    if linear:
-        source = torch.minimum(source.clamp(min=0), last)
-        return (1 - (source.unsqueeze(1) - neighbours).abs()).clamp(min=0)
-    return torch.minimum(source.floor(), last).unsqueeze(1) == neighbours
+        step = torch.where(end == last, last.new_ones(()), 1 / scale) if _keeps_size(name) else 1 / scale
+    if name.endswith("_aa"):
+        centers = (places + 0.5) * step
+        width = step.clamp(min=1) if isinstance(step, Tensor) else max(step, 1.0)
+        weights = (_cubic if cubic else _triangle)((neighbours + 0.5 - centers.unsqueeze(1)) / width)
+        return weights / weights.sum(1, keepdim=True)
+    shift = 0.0 if aligns or (nearest and "exact" not in name) else 0.5
+    source = (places + shift) * step
+    if nearest:
+        return torch.minimum(source.floor(), last).unsqueeze(1) == neighbours
+    source = source - shift
+    if not cubic:
+        return _triangle(torch.minimum(source.clamp(min=0), last).unsqueeze(1) - neighbours)
+    first = source.floor()
+
+    def of_neighbour(place: Tensor) -> Tensor:
+        found = torch.minimum(place.clamp(min=0), last).unsqueeze(1) == neighbours
+        return found * _cubic(source - place, -0.75).unsqueeze(1)
+
+    return sum((of_neighbour(first + i) for i in range(3)), of_neighbour(first - 1))
+
+
+def _keeps_size(name: str) -> bool:
+    """Whether a function copies along an axis whose size stays the same, with a factor such as 1.1 too."""
+    return name == "upsample_nearest2d" or name.endswith("_aa") or "linear" in name
+
+
+def _triangle(x: Tensor) -> Tensor:
+    return (1 - x.abs()).clamp(min=0)
+
+
+def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
+    """Keys' kernel; PyTorch has another one with antialiasing than without."""
+    x = x.abs().clamp(max=2)
+    return torch.where(x <= 1, ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * a * x - 4 * a)
 
 
 def _resized(name: str, operator: Callable[..., Tensor], rank: int, aligns: bool, *args: Any) -> Tensor:
@@ -50,20 +77,23 @@ def _resized(name: str, operator: Callable[..., Tensor], rank: int, aligns: bool
     one = [1.0 if scale is not None else None for scale in scales]
 
     def along(image: Tensor, axis: int) -> Tensor:
-        if is_symbolic(size[axis]):
-            raise CaptureError(f"{name} to a size that is dynamic needs an image whose size is dynamic as well")
         return operator(image, [size[axis], WIDTH], *flags, scales[axis], one[axis])
 
     def dynamic(before: Any, axis: int) -> Tensor:
         return _sampling(name, before, size[axis], any(flags), scales[axis])
 
-    return resampled(x, along, rank, dynamic)
+    return resampled(x, along, rank, dynamic, size)
+
+
+def _nearest(image: Tensor, output_size: Sequence[int], scale: float | None, _: float | None) -> Tensor:
+    """That of one axis, and of three, which copies no axis; that of two copies those whose size stays the same."""
+    return aten.upsample_nearest1d(image[..., 0], output_size[:1], scale).unsqueeze(-1)
 
 
 for _name, _operator, _rank, _aligns in (
-    ("upsample_nearest1d", aten.upsample_nearest2d, 1, False),
+    ("upsample_nearest1d", _nearest, 1, False),
     ("upsample_nearest2d", aten.upsample_nearest2d, 2, False),
-    ("upsample_nearest3d", aten.upsample_nearest2d, 3, False),
+    ("upsample_nearest3d", _nearest, 3, False),
     ("_upsample_nearest_exact1d", aten._upsample_nearest_exact2d, 1, False),
     ("_upsample_nearest_exact2d", aten._upsample_nearest_exact2d, 2, False),
     ("_upsample_nearest_exact3d", aten._upsample_nearest_exact2d, 3, False),

@@ -78,10 +78,10 @@ def portable_kernels() -> Iterator[None]:
 def eager_mode() -> Iterator[None]:
     """PyTorch runs the operators that a trace records.
 
-    Attention consists of the same operators, which draw random numbers in the same order, and functions that PyTorch
-    has on GPUs only are available.
+    Attention consists of the same operators, which draw random numbers in the same order, functions that PyTorch has on
+    GPUs only are available, and gradients that PyTorch's kernels get wrong are right.
     """
-    with Substitution(TABLE.missing), portable_kernels(), written_control_flow():
+    with Substitution(TABLE.missing | TABLE.corrections), portable_kernels(), written_control_flow():
         yield
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim
 from torch.nn import functional
 
 from scripts.zoo.entries import Case, Models
 
 MODELS = Models("diffusers")
-FEW = Dim("samples", max=63)
-"""Upsample2D makes tensors of 64 samples and more contiguous: a branch on the size, where they are not already."""
 
 
 def _denoising(model: nn.Module, inputs: Tensor, steps: Tensor, noise: Tensor) -> Tensor:
@@ -38,7 +35,7 @@ def unet2d() -> Case:
         norm_num_groups=4,
         attention_head_dim=8,
     )
-    return Case(model, _denoising, lambda n: _noisy(3, 16, n), rows=FEW)
+    return Case(model, _denoising, lambda n: _noisy(3, 16, n))
 
 
 @MODELS("UNet2DConditionModel, Stable Diffusion")
@@ -85,7 +82,7 @@ def autoencoder_kl() -> Case:
         latent = model.encode(inputs).latent_dist
         return functional.mse_loss(model.decode(latent.mean + latent.std * noise).sample, inputs) + latent.kl().mean()
 
-    return Case(model, loss, lambda n: (torch.randn(n, 3, 16, 16), torch.randn(n, 2, 8, 8)), rate=1e-5, rows=FEW)
+    return Case(model, loss, lambda n: (torch.randn(n, 3, 16, 16), torch.randn(n, 2, 8, 8)), rate=1e-5)
 
 
 @MODELS("VQModel")
@@ -106,7 +103,7 @@ def vq() -> Case:
         out = model(inputs)
         return functional.mse_loss(out.sample, inputs) + out.commit_loss.mean()
 
-    return Case(model, loss, lambda n: (torch.randn(n, 3, 16, 16),), rows=FEW)
+    return Case(model, loss, lambda n: (torch.randn(n, 3, 16, 16),))
 
 
 @MODELS("DiT")
