@@ -263,6 +263,8 @@ def _fail_where_violated(graph: ir.Graph, conditions: Mapping[str, ir.Value], su
     They fail at a node that has the name of the condition, which is in onnxruntime's message. `suffix` is that of the
     names of the results that are returned where all of them hold.
     """
+    if not conditions:
+        return
     nodes: list[ir.Node] = []
 
     def add(op_type: str, *inputs: ir.Value, name: str | None = None, **attributes: int) -> ir.Value:
@@ -278,7 +280,7 @@ def _fail_where_violated(graph: ir.Graph, conditions: Mapping[str, ir.Value], su
     for name, holds in conditions.items():
         violated = add("Cast", add("Not", holds), to=ir.DataType.INT64)
         index = add("Gather", constant(0), add("Add", violated, index), name=name)
-    for place, result in enumerate(graph.outputs if conditions else ()):
+    for place, result in enumerate(graph.outputs):
         rows = add("Unsqueeze", result, constant(0))
         checked = add("Squeeze", add("Gather", rows, index), constant(0))
         checked.shape, checked.type = result.shape, result.type

@@ -25,6 +25,7 @@ from onnx_ops.training.freed_memory import return_freed_memory
 
 NOISE = 0.05
 """Maximal relative change of a parameter or an element of the batch."""
+INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 KEPT = 2**25
 """Bytes of a trial's results up to which they are kept until they are compared."""
 AWAY_FROM_ZERO = 0.01
@@ -148,6 +149,7 @@ def _run_trial(joint: JointStep, make: Callable[[], Tensors], comparable: Callab
             warnings.catch_warnings(action="ignore"),
             preserved(joint.model),
             eager_mode(),
+            torch.sparse.check_sparse_tensor_invariants(),  # the kernels write anywhere for indices that do not fit
             joint.with_parameters(values) as given,
         ):
             outputs = joint.run(given, info, changed, own)
@@ -228,8 +230,18 @@ def _shrunk(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def with_sizes(arguments: Tensors, sizes: Mapping[str, Mapping[int, int]]) -> Tensors:
-    """Arguments with permuted rows and with other sizes, by argument and axis."""
-    return {name: _reordered(tensor, sizes.get(name, {})) for name, tensor in arguments.items()}
+    """Arguments with permuted rows and with other sizes, by argument and axis.
+
+    Integers are the smallest index among them: larger ones may be out of range with these sizes, which not all
+    functions that a model calls look at before they write.
+    """
+    found = {name: _reordered(tensor, sizes.get(name, {})) for name, tensor in arguments.items()}
+    return {name: _smallest_index(t) if t.dtype in INTEGERS else t for name, t in found.items()}
+
+
+def _smallest_index(tensor: torch.Tensor) -> torch.Tensor:
+    indices = tensor[tensor >= 0]
+    return torch.full_like(tensor, int(indices.min())) if len(indices) else tensor
 
 
 def _reordered(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
