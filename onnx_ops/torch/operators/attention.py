@@ -21,6 +21,7 @@ from torch.nn import functional
 from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.base.second_derivatives import gradients_of
 from onnx_ops.torch.base.table import replaces
+from onnx_ops.torch.base.transforms import within_transforms
 
 ALL_KEYS, CAUSAL = 0, 2
 """Values of sparse_mode: a query sees all keys, or those up to its own place."""
@@ -129,8 +130,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """As torch.nn.functional.scaled_dot_product_attention."""
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    if dropout_p == 1 or transformed or (is_causal and attn_mask is not None):
+    if dropout_p == 1 or within_transforms() or (is_causal and attn_mask is not None):
         options = attn_mask, dropout_p, is_causal
         return functional.scaled_dot_product_attention(query, key, value, *options, scale=scale, enable_gqa=enable_gqa)
     if torch.is_autocast_enabled("cpu"):

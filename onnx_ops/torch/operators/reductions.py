@@ -12,14 +12,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import is_symbolic, statically_known_true
 
+from onnx_ops.core.reduction import Reduction
 from onnx_ops.torch.base.nodes import integers, number, op
 from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, replaces, translates
 from onnx_ops.torch.operators.recurrences import running_products
 
 aten = torch.ops.aten
-
-NONE, MEAN = range(2)
-"""Reductions of losses."""
 
 decomposed_by_pytorch(aten.logsumexp.default)  # onnxruntime's ReduceLogSumExp takes -inf, -450 for -inf
 
@@ -57,10 +55,10 @@ def _mean_of_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Any:
 def _loss(operator: OpOverload) -> Callable[..., Any]:
     """The mean of a loss for each element as that of `_mean`, if there may be none."""
 
-    def loss(self: Tensor, target: Tensor, reduction: int = MEAN, *options: float) -> Any:
-        if reduction != MEAN or not any(map(_may_be_zero, self.shape)):
+    def loss(self: Tensor, target: Tensor, reduction: int = Reduction.MEAN, *options: float) -> Any:
+        if reduction != Reduction.MEAN or not any(map(_may_be_zero, self.shape)):
             return NotImplemented
-        return aten.mean.default(operator(self, target, NONE, *options))
+        return aten.mean.default(operator(self, target, Reduction.NONE, *options))
 
     return loss
 

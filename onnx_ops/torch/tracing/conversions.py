@@ -25,7 +25,7 @@ from onnx_ops.torch.tracing.mathematics import SIZES
 
 
 class _Kind(type):
-    """A type in place of one of Python's: its instances are those, and numbers of the trace that stand for them."""
+    """The metaclass of a replacement of int or float, of which symbolic numbers are instances too."""
 
     origin: type
     symbol: type

@@ -58,7 +58,7 @@ def line_now() -> Line | None:
 
 
 def is_called_by_model() -> bool:
-    """Whether it is code of a model or loss, and not that of PyTorch, that asks for the value of a dynamic size."""
+    """Whether a dynamic size is evaluated by code of a model or loss, not by that of PyTorch."""
     frame = sys._getframe(1)
     while (file := frame.f_code.co_filename).startswith((*SYMBOLS, str(TRACES))) and frame.f_back is not None:
         frame = frame.f_back

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.library import Library
 
 from onnx_ops.torch.base.table import TABLE
+from onnx_ops.torch.base.transforms import within_transforms
 
 
 @contextlib.contextmanager
@@ -24,8 +25,7 @@ def repeated_gradients() -> Iterator[None]:
     run = torch.autograd._engine_run_backward
 
     def running(outputs: Any, gradients: Any, keep_graph: bool, create_graph: bool, *args: Any, **options: Any) -> Any:
-        transformed = torch._C._functorch.peek_interpreter_stack() is not None
-        with _registered() if create_graph and not transformed else contextlib.nullcontext():
+        with _registered() if create_graph and not within_transforms() else contextlib.nullcontext():
             return run(outputs, gradients, keep_graph, create_graph, *args, **options)
 
     with mock.patch.object(torch.autograd, "_engine_run_backward", running):

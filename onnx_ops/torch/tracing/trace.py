@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import warnings
@@ -184,10 +185,11 @@ def trace(
         CaptureError: the function cannot be traced, or is valid only for some sizes of the dynamic dimensions.
     """
     conversions = Conversions()
+    program = _Program(function, examples, dynamic, where, followed, constants, conversions)
     first: Traced | None = None
     while True:
         try:
-            found = _followed(function, examples, dynamic, where, followed, constants, conversions)
+            found = _followed(program)
         except CaptureError:
             if conversions.missed:
                 continue
@@ -199,47 +201,53 @@ def trace(
         first = first or found
 
 
-def _followed(
-    function: Callable[[Tensors], Tensors],
-    examples: Tensors,
-    dynamic: Dynamic,
-    where: Locations,
-    followed: Collection[str],
-    constants: Collection[str],
-    conversions: Conversions,
-) -> Traced:
-    """As `trace`, with what Python's int() and float() call numbers of the example."""
+@dataclass(frozen=True)
+class _Program:
+    """What is traced: the arguments of `trace`.
+
+    Attributes:
+        conversions: what Python's int() and float() call numbers of the example.
+        example: what depends on data in the examples; None before it is needed.
+    """
+
+    function: Callable[[Tensors], Tensors]
+    examples: Tensors
+    dynamic: Dynamic
+    where: Locations
+    followed: Collection[str]
+    constants: Collection[str]
+    conversions: Conversions
+    example: Example | None = None
+
+    def recorded(self) -> Example:
+        """What depends on data in a run of the function with its examples, by the operators of a trace."""
+        recording = Recording()
+        with preserved(self.where.model), portable_kernels(), recording, _substituted():
+            self.function(self.examples)
+        return recording.example
+
+
+def _followed(program: _Program) -> Traced:
+    """As `trace`."""
     try:
-        return _trace(function, examples, dynamic, where, followed, constants, conversions, None)
+        return _trace(program)
     except ExampleRequired:
         pass
-    example = _recorded(function, examples, where)
-    return _trace(function, examples, dynamic, where, followed, constants, conversions, example)
+    return _trace(dataclasses.replace(program, example=program.recorded()))
 
 
-def _trace(
-    function: Callable[[Tensors], Tensors],
-    examples: Tensors,
-    dynamic: Dynamic,
-    where: Locations,
-    followed: Collection[str],
-    constants: Collection[str],
-    conversions: Conversions,
-    example: Example | None,
-) -> Traced:
-    """As `_followed`, with what depends on data in the examples; ExampleRequired is raised if it is None and needed."""
+def _trace(program: _Program) -> Traced:
+    """As `_followed`; ExampleRequired is raised if there is no example, and it is needed."""
+    examples, where = program.examples, program.where
     with explained(where), without_traced_values(), only_nodes():
-        made = _made(function, examples, dynamic, where, followed, constants, conversions, example)
+        made = _made(program)
         inputs = bounded(made.shapes, made.inputs, made.roots)
         where.restrictions = restrictions(made.shapes, inputs)
         try:
             check_sizes(made.shapes, inputs, made.roots, where)
         except Exception:  # PyTorch's, or that of a root of dimensions
             one_way = _without_guards(
-                made,
-                lambda ways: _made(
-                    function, examples, dynamic, Locations(where.model), followed, constants, conversions, example, ways
-                ),
+                made, lambda ways: _made(dataclasses.replace(program, where=Locations(where.model)), ways)
             )
             if one_way is None:
                 raise
@@ -251,9 +259,9 @@ def _trace(
     index_rows(graph)
     make_zeros_positive(graph)
     kept = {name: given.kept(shapes) for name, given in zip(examples, inputs, strict=True)}
-    if any(kept[name].keys() != dynamic.get(name, {}).keys() for name in examples):
+    if any(kept[name].keys() != program.dynamic.get(name, {}).keys() for name in examples):
         # With the sizes of the other dimensions as numbers.
-        return _trace(function, examples, kept, where, followed, constants, conversions, example)
+        return _trace(dataclasses.replace(program, dynamic=kept))
     symbols = {symbol: dim for given in inputs for symbol, dim in given.symbols()}
     places = {
         size.node.expr: (given.source.name, axis)
@@ -269,23 +277,15 @@ def _trace(
     return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), made.conditions, made.mode, decided)
 
 
-def _made(
-    function: Callable[[Tensors], Tensors],
-    examples: Tensors,
-    dynamic: Dynamic,
-    where: Locations,
-    followed: Collection[str],
-    constants: Collection[str],
-    conversions: Conversions,
-    example: Example | None,
-    ways: Mapping[sympy.Basic, bool] | None = None,
-) -> _Made:
+def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> _Made:
     """The graph of a function, and what it is valid for; as `_trace`.
 
     Args:
+        program: what is traced.
         ways: conditions on sizes, which have these values for code that branches on them; with None, guards narrow
             the ranges of sizes, and thereby decide further conditions.
     """
+    examples, dynamic, where = program.examples, program.dynamic, program.where
     shapes = RecordedShapes(where.line, ways, duck_shape=False)
     mode = FakeTensors(shape_env=shapes, allow_non_fake_inputs=True)
     inputs = [Input.of(name, tensor, dynamic.get(name, {}), mode) for name, tensor in examples.items()]
@@ -293,16 +293,16 @@ def _made(
     roots = Roots(shapes, sizes)
     for given in inputs:
         roots.derive((size, dim) for size, dim in given.named() if hasattr(dim, "root"))
-    where.number_at = lambda line: _recorded(function, examples, where).text_at(line)
+    where.number_at = lambda line: program.recorded().text_at(line)
     conditions: list[Condition] = []
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
         named = dict(zip(examples, tensors, strict=True))
-        known = [tensor for name, tensor in named.items() if name in followed]
-        dependence = DataDependence(shapes, example, known, named.get(SEED))
+        known = [tensor for name, tensor in named.items() if name in program.followed]
+        dependence = DataDependence(shapes, program.example, known, named.get(SEED))
         where.random = dependence.random
         known_values = Constants(mode)
-        for name in constants:
+        for name in program.constants:
             known_values.enter(named[name], examples[name])
         with (
             preserved(where.model),
@@ -311,10 +311,10 @@ def _made(
             known_values,
             dependence,
             _substituted(),
-            conversions,
+            program.conversions,
             repeated_gradients(),
         ):
-            outputs = list(function(named).values())
+            outputs = list(program.function(named).values())
         sizes = {size.node.expr: size for tensor in tensors for size in tensor.shape if is_symbolic(size)}
         found = dependence.conditions(sizes)
         if found is not None:
@@ -411,11 +411,3 @@ def _substituted() -> Iterator[None]:
         whole_ops(),
     ):
         yield
-
-
-def _recorded(function: Callable[[Tensors], Tensors], examples: Tensors, where: Locations) -> Example:
-    """What depends on data in a run of a function with its examples, by the operators of a trace."""
-    recording = Recording()
-    with preserved(where.model), portable_kernels(), recording, _substituted():
-        function(examples)
-    return recording.example

@@ -86,14 +86,12 @@ class Updates:
             groups[-1].append(found)
         graph = model.graph
         given = [*graph.input, *(value for value in graph.output if value.name.startswith(GRADIENT))]
-        parts = []
-        for group in groups:
-            names = {name for found in group for name in self._results(found)}
-            parts.append(part(model, given, [value for value in graph.output if value.name in names]))
+        names = [{name for found in group for name in self._results(found)} for group in groups]
+        parts = [part(model, given, [value for value in graph.output if value.name in own]) for own in names]
         if any(value.name in self._arguments for own in parts for value in own.graph.input):
             return model
         self._parts = [_Part(Graph(own), group) for own, group in zip(parts, groups, strict=True)]
-        of_parts = {name for found in rounds for name in self._results(found)}
+        of_parts = set[str]().union(*names)
         return part(model, graph.input, [value for value in graph.output if value.name not in of_parts])
 
     def _results(self, found: _Round) -> set[str]:
