@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ LARGE = 2**20
 """Bytes of parameters that are updated together, after which freed memory is returned."""
 LARGE_UPDATE = 2**26
 """Bytes of results of an update above which they are computed for some parameters at a time."""
-PARTS = 8
+PARTS = 16
 """Parts of such an update."""
 
 
@@ -43,6 +43,22 @@ class _Part(NamedTuple):
 
     graph: Graph | None
     rounds: list[_Round]
+
+
+class _Before(NamedTuple):
+    """What an update reads.
+
+    Attributes:
+        values: parameters and buffers after the loss has changed them, by name.
+        gradients: of the parameters, by name.
+        total: their total norm; None if it is not clipped.
+        infinite: whether a gradient is not finite and loss scaling skips the update.
+    """
+
+    values: Tensors
+    gradients: Tensors
+    total: torch.Tensor | None
+    infinite: bool
 
 
 class Updates:
@@ -115,57 +131,34 @@ class Updates:
     def compare(self, given: Tensors, changed: Tensors, got: Arrays, *, last: bool) -> None:
         """Compare the graph's next parameters and state with those of a step of the optimizers for its gradients.
 
+        The state of an update in parts is not kept, as it may be twice as large as the model: in the last comparison
+        each part is compared from a state that it reaches by an update with the gradients in another order.
+
         Args:
             given: the values of the graph's inputs, by name.
             changed: those of the parameters and buffers that the loss has changed, after it.
-            got: the graph's results, to which those of the parts of the update are added; the next parameters, and with
-                `last` the next state of the optimizers, are removed once they are compared.
+            got: the graph's results; the next parameters, and with `last` the next state of the optimizers, are removed
+                once they are compared.
             last: whether the next state is not needed.
 
         Raises:
             CaptureError: they differ.
         """
-        members, clip, scaling = self._plan.members, self._update.clip_grad_norm, self._update.scaling
-        gradients = {member.name: as_tensor(got[GRADIENT + member.name]) for member in members}
+        gradients = {member.name: as_tensor(got[GRADIENT + member.name]) for member in self._plan.members}
+        clip, scaling = self._update.clip_grad_norm, self._update.scaling
         total = None if clip is None else torch.nn.utils.get_total_norm(list(gradients.values()))
         infinite = scaling is not None and not all(bool(found.isfinite().all()) for found in gradients.values())
         values = given | changed
-        names, largest = self.names, 0.0
+        before = _Before(values, gradients, total, infinite)
+        largest = 0.0
         for graph, rounds in self._parts:
-            results = got
-            if graph is not None:
-                results = graph.run(given | {GRADIENT + name: tensor for name, tensor in gradients.items()})
-                got |= results
-            largest = max(largest, largest_of({name: results[name] for name in names if name in results}))
-            comparison = Comparison("the optimizer's update", got, largest)
+            if graph is None:
+                self._compare_rounds(rounds, before, got, largest, last=last)
+                continue
+            states = self._reached(graph, rounds, given, before) if last else given
+            largest = self._compare_rounds(rounds, before, _run(graph, states, before), largest, last=True)
             for twin, some in rounds:
-                copies = {}
-                for member in some:
-                    copies[member.name] = torch.nn.Parameter(values[member.name].clone())
-                    copies[member.name].grad = gradients[member.name].clone()
-                if clip is not None and total is not None:
-                    torch.nn.utils.clip_grads_with_norm_(list(copies.values()), clip, total)
-                if not infinite:
-                    twin.step(copies)
-                for member in some:
-                    narrow = SIXTEEN_BITS if self._plan.groups[member.group].rule.narrow else None
-                    comparison.add(NEXT + member.name, as_array(copies[member.name]), narrow)
-                    if self._averaged is None:
-                        got.pop(NEXT + member.name, None)
-                    reached = twin.state[member.name]
-                    for key in member.state.keys() & reached.keys():
-                        name = NEXT + self._plan.state_name(member, key)
-                        comparison.add(name, as_array(torch.as_tensor(reached[key])))
-                        if not last:
-                            reached[key] = _shared(reached[key], got.get(name))
-                if sum(tensor.nbytes for tensor in copies.values()) > LARGE:
-                    del copies
-                    return_freed_memory()
-            comparison.check()
-            if last and self._averaged is None:
-                for own in rounds:
-                    for name in self._results(own):
-                        got.pop(name, None)
+                twin.reset(some)
         if scaling is not None and (tracker := given.get(GROWTH_TRACKER)) is not None:
             scale, count = values[GRAD_SCALE].clone(), tracker.clone()
             settings = scaling.growth_factor, scaling.backoff_factor, scaling.growth_interval
@@ -175,6 +168,78 @@ class Updates:
         if self._averaged is not None:
             reached = {name: as_tensor(got[NEXT + name]) if NEXT + name in got else values[name] for name in values}
             compare("the averages", got, self._averages(self._averaged, reached))
+
+    def _reached(self, graph: Graph, rounds: Sequence[_Round], given: Tensors, before: _Before) -> Tensors:
+        """The inputs of a part of the graph with the state that it, and the optimizers, reach by an update."""
+        rolled = {member.name: before.gradients[member.name].roll(1) for _, some in rounds for member in some}
+        another = before._replace(gradients=before.gradients | rolled)
+        results = _run(graph, given, another)
+        for twin, some in rounds:
+            self._step(twin, some, another)
+            self._share(twin, some, results)
+            for member in some:
+                results.pop(NEXT + member.name, None)
+        return given | {name.removeprefix(NEXT): as_tensor(array) for name, array in results.items()}
+
+    def _compare_rounds(
+        self, rounds: Sequence[_Round], before: _Before, results: Arrays, largest: float, *, last: bool
+    ) -> float:
+        """Compare the next parameters and state of some parameters, and remove them as described in `compare`.
+
+        Args:
+            rounds: the parameters.
+            before: what the update reads.
+            results: the graph's.
+            largest: the largest entry of results that were compared before.
+            last: whether the next state is not needed.
+
+        Returns:
+            The largest entry of all results.
+        """
+        names = self.names
+        largest = max(largest, largest_of({name: array for name, array in results.items() if name in names}))
+        comparison = Comparison("the optimizer's update", results, largest)
+        for twin, some in rounds:
+            copies = self._step(twin, some, before)
+            for member in some:
+                narrow = SIXTEEN_BITS if self._plan.groups[member.group].rule.narrow else None
+                comparison.add(NEXT + member.name, as_array(copies[member.name]), narrow)
+                if self._averaged is None:
+                    results.pop(NEXT + member.name, None)
+                reached = twin.state[member.name]
+                for key in member.state.keys() & reached.keys():
+                    name = NEXT + self._plan.state_name(member, key)
+                    comparison.add(name, as_array(torch.as_tensor(reached[key])))
+            if not last:
+                self._share(twin, some, results)
+            if sum(tensor.nbytes for tensor in copies.values()) > LARGE:
+                del copies
+                return_freed_memory()
+        comparison.check()
+        if last and self._averaged is None:
+            for found in rounds:
+                for name in self._results(found):
+                    results.pop(name, None)
+        return largest
+
+    def _step(self, twin: _Twin, members: Iterable[Member], before: _Before) -> dict[str, torch.nn.Parameter]:
+        """The parameters after a step of the optimizer."""
+        copies = {}
+        for member in members:
+            copies[member.name] = torch.nn.Parameter(before.values[member.name].clone())
+            copies[member.name].grad = before.gradients[member.name].clone()
+        if before.total is not None and (clip := self._update.clip_grad_norm) is not None:
+            torch.nn.utils.clip_grads_with_norm_(list(copies.values()), clip, before.total)
+        if not before.infinite:
+            twin.step(copies)
+        return copies
+
+    def _share(self, twin: _Twin, members: Iterable[Member], results: Arrays) -> None:
+        """Keep the state of the optimizer in the memory of the graph's results, which are equal up to rounding."""
+        for member in members:
+            reached = twin.state[member.name]
+            for key in member.state.keys() & reached.keys():
+                reached[key] = _shared(reached[key], results.get(NEXT + self._plan.state_name(member, key)))
 
     def _averages(self, averaged: AveragedModel, reached: Tensors) -> Arrays:
         """The averages after an update from these parameters and buffers, by the names of the graph's outputs."""
@@ -208,17 +273,21 @@ class _Twin:
         self._optimizer.state.clear()
         names = {parameter: name for name, parameter in joint.parameters.items()}
         self._groups = {names[p]: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        self.state: dict[str, dict[str, Any]] = {
-            member.name: {
-                key: copy.deepcopy(as_real(value) if isinstance(value, torch.Tensor) else value)
-                for key, value in optimizer.state.get(joint.parameters[member.name], {}).items()
-            }
-            for member in members
-        }
+        self._initial = {member.name: optimizer.state.get(joint.parameters[member.name], {}) for member in members}
+        self.state: dict[str, dict[str, Any]] = {}
+        self.reset(members)
         alone = type(optimizer).__module__.startswith("torch.optim.")
         self.rounds = [[member] for member in members] if alone else [list(members)]
         for group in self._optimizer.param_groups:
             group |= {key: False for key in ("capturable", "differentiable") if key in group}
+
+    def reset(self, members: Iterable[Member]) -> None:
+        """Return to the initial state of parameters."""
+        for member in members:
+            self.state[member.name] = {
+                key: copy.deepcopy(as_real(value) if isinstance(value, torch.Tensor) else value)
+                for key, value in self._initial[member.name].items()
+            }
 
     def step(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Update parameters in place, by name, and their state."""
@@ -238,6 +307,11 @@ def _shared(value: Any, array: np.ndarray | None) -> Any:
         return value
     other = as_tensor(array)
     return other if other.dtype is value.dtype else value
+
+
+def _run(graph: Graph, states: Tensors, before: _Before) -> Arrays:
+    """The results of a part of an update."""
+    return graph.run(states | {GRADIENT + name: tensor for name, tensor in before.gradients.items()})
 
 
 _Round = tuple[_Twin, list[Member]]
