@@ -54,7 +54,6 @@ from onnx_ops.torch.tracing.trace import Dynamic, Tensors, trace
 from onnx_ops.torch.verification.single import Sizes, named_dimensions, refused_at_one
 from onnx_ops.torch.verification.trials import KEPT, Trial, rerun, resized, trials
 from onnx_ops.torch.verification.verify import Verification
-from onnx_ops.training.freed_memory import return_freed_memory
 from onnx_ops.training.step import Bounds, Step, summary
 from onnx_ops.training.step_files import save_step
 
@@ -352,7 +351,7 @@ def _attempted(
     if options.check:
         progress.ended("comparison with PyTorch")
     steps.clear()
-    return_freed_memory()
+    joint.return_freed_memory()
     _remove_outputs(exported, gradients=update is not None)
     followed = None if options.specialize else fixed
     forward = Forward(joint, traced, options.opset_version, where, options.check, followed, constants)

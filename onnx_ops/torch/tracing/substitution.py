@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -99,10 +99,13 @@ class whole_ops(Substitution):
     """A context in which losses and layers of PyTorch run as ops of this domain, which torch.onnx exports as nodes.
 
     Use it around torch.onnx.export, together with `translation_table`.
+
+    Args:
+        native: functions that are not replaced.
     """
 
-    def __init__(self) -> None:
-        super().__init__(TABLE.replacements)
+    def __init__(self, native: Collection[Any] = ()) -> None:
+        super().__init__({func: own for func, own in TABLE.replacements.items() if func not in native})
         self._contexts: list[contextlib.ExitStack] = []
 
     def __enter__(self) -> whole_ops:

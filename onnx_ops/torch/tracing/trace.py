@@ -56,6 +56,8 @@ from onnx_ops.training.ranges import IndexRange
 
 GUARDS = 3
 """Guards of a trace up to which all of their ways are traced."""
+WITHOUT_NUMBERS = (torch.nn.functional.scaled_dot_product_attention,)
+"""Functions whose replacements read no numbers from data, and take longer than PyTorch's own."""
 
 Tensors = dict[str, torch.Tensor]
 Dynamic = Mapping[str, Mapping[int, Dimension]]
@@ -222,7 +224,7 @@ class _Program:
     def recorded(self) -> Example:
         """What depends on data in a run of the function with its examples, by the operators of a trace."""
         recording = Recording()
-        with preserved(self.where.model), portable_kernels(), recording, _substituted():
+        with preserved(self.where.model), portable_kernels(), recording, _substituted(WITHOUT_NUMBERS):
             self.function(self.examples)
         return recording.example
 
@@ -399,8 +401,12 @@ def _without_guards(found: _Made, made: Callable[[Mapping[sympy.Basic, bool]], _
 
 
 @contextlib.contextmanager
-def _substituted() -> Iterator[None]:
-    """Within this context, PyTorch runs the operators of this package that stand for others in a trace."""
+def _substituted(native: Collection[Any] = ()) -> Iterator[None]:
+    """Within this context, PyTorch runs the operators of this package that stand for others in a trace.
+
+    Args:
+        native: functions that are not replaced.
+    """
     with (
         _symbolic_distributions(),
         Float32Computation(),
@@ -408,6 +414,6 @@ def _substituted() -> Iterator[None]:
         symbolic_extremes(),
         unchanged_conversions(),
         written_control_flow(),
-        whole_ops(),
+        whole_ops(native),
     ):
         yield

@@ -24,7 +24,8 @@ WIDENED: Tolerance = (1e-5, 1e-7)
 # effect of a change of the inputs that is about a hundred times as large as rounding, up to a relative error of 0.5. A
 # graph in which the same input of a ReLU changes its sign rounds too: the tolerance above is added to that effect.
 ROUNDING, LARGEST_ROUNDING = 10.0, 0.5
-PIECE = 2**18
+FLOATS = {np.dtype(np.float32), np.dtype(np.float64)}
+PIECE = 2**16
 """Elements that are compared at a time."""
 
 
@@ -124,8 +125,10 @@ def largest_entry(array: np.ndarray) -> float:
     """The largest absolute value of the finite entries; 0 if there is none."""
     largest = 0.0
     for (piece,) in _pieces(array):
-        sizes = np.abs(piece)
-        largest = max(largest, float(sizes[np.isfinite(sizes)].max(initial=0.0)))
+        size = _largest_size(piece)
+        if not math.isfinite(size):
+            size = _largest_size(piece[np.isfinite(piece)])
+        largest = max(largest, size)
     return largest
 
 
@@ -133,18 +136,28 @@ def _difference(got: np.ndarray, wanted: np.ndarray) -> float:
     """The largest absolute difference; equal infinities and two NaN differ by 0, other non-finite pairs by infinity."""
     largest = 0.0
     for one, other in _pieces(got, wanted):
-        same = (one == other) | (np.isnan(one) & np.isnan(other))
-        with np.errstate(invalid="ignore"):
-            off = np.where(same, 0.0, np.abs(one - other))
-        largest = max(largest, float(np.where(np.isnan(off), math.inf, off).max()))
+        with np.errstate(over="ignore", invalid="ignore"):
+            off = one - other
+        size = _largest_size(off)
+        if not math.isfinite(size):
+            same = (one == other) | (np.isnan(one) & np.isnan(other))
+            off[same] = 0.0
+            size = _largest_size(np.where(np.isnan(off), math.inf, off))
+        largest = max(largest, size)
     return largest
 
 
+def _largest_size(array: np.ndarray) -> float:
+    """The largest absolute value of real numbers; 0 if there is none, NaN if one is NaN."""
+    return max(float(array.max(initial=0.0)), -float(array.min(initial=0.0)))
+
+
 def _pieces(*arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
-    """Pieces of arrays of one size, in float64: as a whole they may take more memory than the model."""
+    """Pieces of arrays of one size, in float64 unless they are in float32: whole ones may take much memory."""
     flat = [array.reshape(-1) for array in arrays]
     for begin in range(0, flat[0].size, PIECE):
-        yield [array[begin : begin + PIECE].astype(np.float64) for array in flat]
+        pieces = [array[begin : begin + PIECE] for array in flat]
+        yield [piece if piece.dtype in FLOATS else piece.astype(np.float64) for piece in pieces]
 
 
 def _allowed(dtype: np.dtype, size: float, largest: float, tolerance: Tolerance | None) -> float:

@@ -21,7 +21,6 @@ from onnx_ops.torch.tracing.effects import Effects, Unregistered, storage_of, st
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, eager_mode
 from onnx_ops.torch.verification.outside import Outside, advanced, refuse_seeds
-from onnx_ops.training.freed_memory import return_freed_memory
 
 NOISE = 0.05
 """Maximal relative change of a parameter or an element of the batch."""
@@ -71,7 +70,7 @@ def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = F
     if outside.may_be_a_cache():
         with preserved(joint.model), eager_mode():
             outside.compare(expected, joint.run(start, RunInfo()))
-    return_freed_memory()
+    joint.return_freed_memory()
     others = _others(joint, start, expected)
 
     def comparable(found: Tensors) -> bool:
@@ -82,7 +81,7 @@ def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = F
     made = (_run_trial(joint, make, comparable) for make in others)
     seconds = list(itertools.islice(filter(None, made), None if several else 1))
     outside.check()
-    return_freed_memory()
+    joint.return_freed_memory()
     first = Trial(lambda: start, lambda _: expected, _state(expected))
     return [first, *(seconds or [first])]
 
@@ -197,7 +196,7 @@ def _others(joint: JointStep, start: Tensors, expected: Tensors) -> Iterator[Cal
             if name in trained:
                 _move_from_zero(tensor, zeros)
             state[name] = tensor
-        return_freed_memory()
+        joint.return_freed_memory()
         return state | batch
 
     for batch in batches:

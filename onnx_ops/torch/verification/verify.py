@@ -35,7 +35,6 @@ from onnx_ops.torch.verification.updates import Updates
 from onnx_ops.torch.verification.widening import Float64Computation, rounds_to_16_bits, to_float64
 from onnx_ops.training.conditions import check_conditions
 from onnx_ops.training.errors import StepError
-from onnx_ops.training.freed_memory import return_freed_memory
 from onnx_ops.training.step import Step
 
 DISTURBANCE = 1e-5
@@ -81,13 +80,13 @@ class Verification:
         Raises:
             CaptureError: the results differ from PyTorch's, or onnxruntime does not run the graph.
         """
-        return_freed_memory()  # of the step before
+        self._joint.return_freed_memory()  # of the step before
         values = trial.make()
         try:
             got = self._run(self._state | values)
         except StepError as violated:
             return str(violated)
-        return_freed_memory()
+        self._joint.return_freed_memory()
         # The update first: afterwards the new parameters are not in memory while PyTorch computes the gradients. But
         # wrong gradients, which may be the cause of a wrong update, are reported before it.
         difference: CaptureError | None = None
@@ -100,7 +99,7 @@ class Verification:
         # Parameters that both the loss and the optimizer change are compared after the update only.
         if last:
             self._updates, self._state = None, {}
-        return_freed_memory()
+        self._joint.return_freed_memory()
         expected = trial.run(values)
         self._check(got, {name: expected[name] for name in expected if name not in self._updated}, values)
         if difference is not None:
