@@ -280,7 +280,8 @@ def _attempted(
     update = None if update_of is None else update_of(eager.used)
     states = {} if update is None else update.state()
     make = steps[0].make
-    start, results = make(), steps[0].run({})
+    start = make()
+    (results,) = steps[0].run({})
     outputs, size_of_results = set(results), sum(tensor.nbytes for tensor in results.values())
     del results
     arguments = {name: start[name] for name in joint.arguments}

@@ -108,7 +108,12 @@ class JointStep:
         return [name for name, parameter in self.parameters.items() if parameter.requires_grad]
 
     def run(
-        self, values: Tensors, info: RunInfo, changed: Collection[str] | None = None, own: Collection[str] = ()
+        self,
+        values: Tensors,
+        info: RunInfo,
+        changed: Collection[str] | None = None,
+        own: Collection[str] = (),
+        differentiated: Collection[str] | None = None,
     ) -> Tensors:
         """Run forward and backward pass.
 
@@ -119,6 +124,7 @@ class JointStep:
             changed: the parameters and buffers that the loss changes; None to find them, which needs a run without
                 FakeTensors.
             own: names of parameters whose values the loss may change in their memory, which saves copies of them.
+            differentiated: names of the parameters and arguments whose gradients are computed; None for all of them.
 
         Returns:
             Loss, further outputs, gradients and new values of changed parameters and buffers, by the names of the
@@ -138,7 +144,8 @@ class JointStep:
         for name, parameter in self.parameters.items():
             follow_hooks(name, parameter, given[name])
         arguments = {name: leaves[name] for name in self.arguments}
-        wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+        among = leaves if differentiated is None else differentiated
+        wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad and name in among}
         before = {} if changed is not None else {n: (t._version, storage_of(t)) for n, t in given.items()}
         others = {name: (tensor, tensor._version) for name, tensor in self._others.items()}
 
@@ -147,7 +154,7 @@ class JointStep:
 
         first = FirstCall(self.model, info)
 
-        def differentiated(result: Any) -> Tensors:
+        def with_gradients(result: Any) -> Tensors:
             loss, reported = loss_and_outputs(result)
             info.returns_loss = first.returned(loss)
             outputs = {LOSS: loss.detach()} | {name: value.detach() for name, value in reported.items()}
@@ -169,7 +176,7 @@ class JointStep:
             outputs, after = torch.func.functional_call(
                 self._call,
                 {f"model.{name}": tensor for name, tensor in given.items()},
-                (differentiated, *replaced(self._given, arguments).values()),
+                (with_gradients, *replaced(self._given, arguments).values()),
                 tie_weights=True,
             )
         info.draws, info.seeded = random.used, random.seeded

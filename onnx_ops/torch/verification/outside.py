@@ -40,8 +40,12 @@ class Outside:
             if name in now and now[name] != before
         ]
 
-    def compare(self, first: Tensors, second: Tensors) -> None:
-        """Compare the real results of two runs, by name; `check` raises the error if they differ."""
+    def compare(self, first: Tensors, second: Tensors) -> bool:
+        """Compare the real results of two runs, by name; `check` raises the error if they differ.
+
+        Returns:
+            Whether they agree.
+        """
         self._difference = None
         results, again = (
             {name: as_array(tensor) for name, tensor in run.items() if not tensor.is_complex()}
@@ -51,6 +55,7 @@ class Outside:
             compare("results", again, results)
         except CaptureError as error:
             self._difference = error
+        return self._difference is None
 
     def failed(self, error: Exception) -> None:
         """The second run has raised an error."""

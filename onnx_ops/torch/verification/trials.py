@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from onnx_ops.core.step_format import NEXT
+from onnx_ops.core.step_format import GRADIENT, NEXT
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.step import JointStep
@@ -37,12 +37,13 @@ class Trial:
 
     Attributes:
         make: returns the model's state and the arguments, by name: made anew, as they may be as large as the model.
-        run: returns the outputs of the step for these, by name.
+        run: yields the outputs of the step for these, by name: in parts, each with the gradients of some parameters, if
+            all of them are as large as the model.
         state: those of them that are new values of parameters and buffers.
     """
 
     make: Callable[[], Tensors]
-    run: Callable[[Tensors], Tensors]
+    run: Callable[[Tensors], Iterable[Tensors]]
     state: Tensors
 
 
@@ -71,18 +72,18 @@ def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = F
         with preserved(joint.model), eager_mode():
             outside.compare(expected, joint.run(start, RunInfo()))
     joint.return_freed_memory()
-    others = _others(joint, start, expected)
+    others, halves = _others(joint, start, expected), _halves(expected)
 
-    def comparable(found: Tensors) -> bool:
-        return found.keys() == expected.keys() and not any(
+    def comparable(found: Tensors, half: Collection[str]) -> bool:
+        return found.keys() == _with_gradients(expected, half).keys() and not any(
             bool(tensor.isnan().any()) and not bool(expected[name].isnan().any()) for name, tensor in found.items()
         )
 
-    made = (_run_trial(joint, make, comparable) for make in others)
+    made = (_run_trial(joint, make, comparable, halves) for make in others)
     seconds = list(itertools.islice(filter(None, made), None if several else 1))
     outside.check()
     joint.return_freed_memory()
-    first = Trial(lambda: start, lambda _: expected, _state(expected))
+    first = Trial(lambda: start, lambda _: [expected], _state(expected))
     return [first, *(seconds or [first])]
 
 
@@ -103,12 +104,12 @@ def resized(
     start = make()
     batch = with_sizes({name: start[name] for name in joint.arguments}, sizes)
 
-    def expected(found: Tensors) -> bool:
+    def expected(found: Tensors, _: Collection[str]) -> bool:
         if found.keys() != set(outputs):
             raise CaptureError(f"the outputs are {sorted(found)}, expected {sorted(outputs)}")
         return True
 
-    return _run_trial(joint, lambda: make() | batch, expected)
+    return _run_trial(joint, lambda: make() | batch, expected, [joint.parameters.keys() | joint.arguments.keys()])
 
 
 def rerun(joint: JointStep, info: RunInfo) -> None:
@@ -119,30 +120,51 @@ def rerun(joint: JointStep, info: RunInfo) -> None:
 
 def _repeat(joint: JointStep, start: Tensors, expected: Tensors, info: RunInfo, outside: Outside) -> None:
     """Run the step again, with what the first run has left in attributes, and compare the results."""
-    unregistered, repeated = Unregistered(joint.model, info.effects), RunInfo()
-    try:
-        with advanced(draw.generator for draw in info.seeded):
-            again = joint.run(start, repeated)
-    except Exception as error:  # by the user's code or PyTorch, as when tensors that are kept belong to a freed graph
-        outside.failed(error)
-        return
-    unregistered.refuse(repeated.effects)
-    refuse_seeds(info.seeded, repeated.seeded)
-    outside.compare(expected, again)
+    unregistered = Unregistered(joint.model, info.effects)
+    for half in _halves(expected):
+        repeated = RunInfo()
+        try:
+            with advanced(draw.generator for draw in info.seeded):
+                again = joint.run(start, repeated, differentiated=half)
+        except Exception as error:  # by the user's code or PyTorch, as when kept tensors belong to a freed graph
+            outside.failed(error)
+            return
+        unregistered.refuse(repeated.effects)
+        refuse_seeds(info.seeded, repeated.seeded)
+        if not outside.compare(_with_gradients(expected, half), again):
+            return
+        del again  # before the next half is computed
 
 
 def _state(outputs: Tensors) -> Tensors:
     return {name: tensor for name, tensor in outputs.items() if name.startswith(NEXT)}
 
 
-def _run_trial(joint: JointStep, make: Callable[[], Tensors], comparable: Callable[[Tensors], bool]) -> Trial | None:
+def _run_trial(
+    joint: JointStep,
+    make: Callable[[], Tensors],
+    comparable: Callable[[Tensors, Collection[str]], bool],
+    halves: Sequence[Collection[str]],
+) -> Trial | None:
     """The trial with these values; None if PyTorch raises an error or returns what is not comparable.
 
     Results of more than KEPT bytes, which are as large as the model, are computed once more when they are compared.
+
+    Args:
+        joint: the step.
+        make: makes the values.
+        comparable: whether results are, of which the gradients are those of some names.
+        halves: names whose gradients are computed together.
     """
     info = RunInfo()
 
-    def run(values: Tensors, info: RunInfo, changed: Collection[str] | None = None) -> Tensors:
+    def run(
+        values: Tensors,
+        info: RunInfo,
+        changed: Collection[str] | None = None,
+        *,
+        half: Collection[str],  # whose gradients are computed
+    ) -> Tensors:
         own = [name for name in joint.parameters if values[name].is_floating_point()]  # which were made for this run
         with (
             warnings.catch_warnings(action="ignore"),
@@ -151,26 +173,49 @@ def _run_trial(joint: JointStep, make: Callable[[], Tensors], comparable: Callab
             torch.sparse.check_sparse_tensor_invariants(),  # the kernels write anywhere for indices that do not fit
             joint.with_parameters(values) as given,
         ):
-            outputs = joint.run(given, info, changed, own)
+            outputs = joint.run(given, info, changed, own, half)
             shared = storages(joint.parameters.values())
             return {name: t.clone() if storage_of(t) in shared else t for name, t in outputs.items()}
 
-    def again(values: Tensors) -> Tensors:
-        arguments = {name: values[name].clone() for name in joint.arguments}  # which a loss may change in place
-        return run(values | arguments, RunInfo(), info.changed)
+    def again(values: Tensors) -> Iterator[Tensors]:
+        for half in halves:
+            arguments = {name: values[name].clone() for name in joint.arguments}  # which a loss may change in place
+            yield run(values | arguments, RunInfo(), info.changed, half=half)
 
     try:
-        expected = run(make(), info)
+        expected = run(make(), info, half=halves[0])
+        state = _state(expected)
+        for half in halves[1:]:
+            if not comparable(expected, halves[0]):
+                return None
+            del expected  # before those of the other half
+            expected = run(make(), RunInfo(), info.changed, half=half)
     except CaptureError:
         raise
     except Exception:  # the user's code or PyTorch refuses the changed values
         return None
     info.effects = Effects()
-    if not comparable(expected):
+    if not comparable(expected, halves[-1]):
         return None
-    if sum(tensor.nbytes for tensor in expected.values()) <= KEPT:
-        return Trial(make, lambda _: expected, _state(expected))
-    return Trial(make, again, _state(expected))
+    if len(halves) == 1 and sum(tensor.nbytes for tensor in expected.values()) <= KEPT:
+        return Trial(make, lambda _: [expected], state)
+    return Trial(make, again, state)
+
+
+def _with_gradients(results: Tensors, names: Collection[str]) -> Tensors:
+    """The results, of the gradients those with respect to these parameters and arguments only."""
+    others = {name for name in results if name.startswith(GRADIENT) and name.removeprefix(GRADIENT) not in names}
+    return {name: tensor for name, tensor in results.items() if name not in others}
+
+
+def _halves(results: Tensors) -> list[list[str]]:
+    """The names whose gradients are among the results, in two parts of about the same size if they are large."""
+    sizes = {name.removeprefix(GRADIENT): t.nbytes for name, t in results.items() if name.startswith(GRADIENT)}
+    reached = list(itertools.accumulate(sizes.values()))
+    if not sizes or reached[-1] <= KEPT:
+        return [list(sizes)]
+    first = [name for name, size in zip(sizes, reached, strict=True) if 2 * size <= reached[-1]]
+    return [half for half in (first, [name for name in sizes if name not in first]) if half]
 
 
 def _others(joint: JointStep, start: Tensors, expected: Tensors) -> Iterator[Callable[[], Tensors]]:

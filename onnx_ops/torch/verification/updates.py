@@ -29,7 +29,7 @@ LARGE = 2**20
 """Bytes of parameters that are updated together, after which freed memory is returned."""
 LARGE_UPDATE = 2**26
 """Bytes of results of an update above which they are computed for some parameters at a time."""
-PARTS = 16
+PARTS = 32
 """Parts of such an update."""
 
 
@@ -156,7 +156,9 @@ class Updates:
                 self._compare_rounds(rounds, before, got, largest, last=last)
                 continue
             states = self._reached(graph, rounds, given, before) if last else given
-            largest = self._compare_rounds(rounds, before, _run(graph, states, before), largest, last=True)
+            results = _run(graph, states, before)
+            del states
+            largest = self._compare_rounds(rounds, before, results, largest, last=True)
             for twin, some in rounds:
                 twin.reset(some)
         if scaling is not None and (tracker := given.get(GROWTH_TRACKER)) is not None:
@@ -179,6 +181,7 @@ class Updates:
             self._share(twin, some, results)
             for member in some:
                 results.pop(NEXT + member.name, None)
+        return_freed_memory()
         return given | {name.removeprefix(NEXT): as_tensor(array) for name, array in results.items()}
 
     def _compare_rounds(

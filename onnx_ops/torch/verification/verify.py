@@ -100,8 +100,9 @@ class Verification:
         if last:
             self._updates, self._state = None, {}
         self._joint.return_freed_memory()
-        expected = trial.run(values)
-        self._check(got, {name: expected[name] for name in expected if name not in self._updated}, values)
+        for expected in trial.run(values):
+            self._check(got, {name: expected[name] for name in expected if name not in self._updated}, values)
+            del expected  # before the next part is computed
         if difference is not None:
             raise difference
         self._state |= {name: as_tensor(got[NEXT + name]) for name in self._state if NEXT + name in got}
