@@ -19,7 +19,7 @@ from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Operand, Value
 from onnx_ops.loops.loop import Array, Core, Loop, Operands
-from onnx_ops.loops.primitives import ONE, exp_parts_of_nonpositive, fma, inlined
+from onnx_ops.loops.primitives import ONE, exp_parts, fma, inlined
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.mirrored import bounded, bounded_size, gradient, reference_gradient, store_gradient
 
@@ -142,7 +142,7 @@ def exact_of_float(operands: Operands, out: Array, count: int, parameters: Array
     for i in range(count):
         a = bounded(x[i], FAR4)
         square = a * a
-        value, first, second = exp_parts_of_nonpositive(-HALF * square)
+        value, first, second = exp_parts(-HALF * square)
         value = fma(value, -HALF * fma(a, a, -square), value)  # exp of the rounding error of the square
         p = fma(fma(fma(fma(P4[0], a, P4[1]), a, P4[2]), a, P4[3]), a, P4[4])
         q = fma(fma(fma(fma(fma(Q4[0], a, Q4[1]), a, Q4[2]), a, Q4[3]), a, Q4[4]), a, Q4[5])
@@ -155,7 +155,7 @@ def exact_of_double(operands: Operands, out: Array, count: int, parameters: Arra
     for i in range(count):
         a = bounded(x[i], FAR8)
         square = a * a
-        value, first, second = exp_parts_of_nonpositive(-0.5 * square)
+        value, first, second = exp_parts(-0.5 * square)
         value = fma(value, -0.5 * fma(a, a, -square), value)
         p = fma(fma(fma(fma(fma(P8[0], a, P8[1]), a, P8[2]), a, P8[3]), a, P8[4]), a, P8[5])
         p = fma(fma(fma(fma(fma(p, a, P8[6]), a, P8[7]), a, P8[8]), a, P8[9]), a, P8[10])
@@ -177,7 +177,7 @@ def by_tanh(grad: Any, x: Any, far: Any, a_high: Any, a_low: Any, b_high: Any, b
     lost = lost + (fma(b_high, square, -cubic) + fma(b_high, fma(a, a, -square), fma(b_low, square, a_low)))
     v = a * factor
     v_lost = fma(a, lost, fma(a, factor, -v))
-    value, first, second = exp_parts_of_nonpositive(-v)
+    value, first, second = exp_parts(-v)
     value = fma(value, -v_lost, value)
     decay = (value * first) * second
     side = ONE / (ONE + decay)

@@ -15,7 +15,7 @@ from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Array, Loop, Operands
-from onnx_ops.loops.primitives import ONE, exp_parts_of_nonpositive, fma
+from onnx_ops.loops.primitives import ONE, exp_parts, fma
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.mirrored import bounded, bounded_size, gradient, reference_gradient, store_gradient
 
@@ -87,7 +87,7 @@ def core(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     grad_output, x, far = operands[0], operands[1], parameters[1]
     for i in range(count):
         a = bounded(x[i], far)
-        value, first, second = exp_parts_of_nonpositive(-a)
+        value, first, second = exp_parts(-a)
         decay = (value * first) * second
         side = ONE / (ONE + decay)
         side = fma(side, fma(-side, decay, ONE - side), side)  # rounding error of the quotient
