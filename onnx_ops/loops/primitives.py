@@ -199,6 +199,16 @@ def multiply_any_order(a: Any, b: Any) -> Any:
     return a * b
 
 
+def items_of(sequence: Any, indices: tuple[int, ...]) -> tuple[Any, ...]:
+    """The items at these indices."""
+    return tuple(sequence[index] for index in indices)
+
+
+def elements_at(arrays: tuple[Any, ...], index: int) -> tuple[Any, ...]:
+    """The elements of arrays at an index."""
+    return tuple(array[index] for array in arrays)
+
+
 def choose(condition: Any, a: Any, b: Any) -> Any:
     """a if condition else b; evaluates both, so that the loop vectorizes. a and b have one dtype."""
     return a if condition else b
