@@ -19,6 +19,8 @@ from numba import types
 import onnx_ops
 from onnx_ops.cli.diagnosis import _cache
 from onnx_ops.integrations import sessions
+from onnx_ops.ops.binary_cross_entropy import binary_cross_entropy_with_logits_target_backward
+from onnx_ops.ops.kl_div import kl_div_target_backward
 from onnx_ops.runtime import cache, callbacks, compiler
 from onnx_ops.runtime.process import STATE
 
@@ -268,6 +270,13 @@ def test_cache_that_root_has_filled_serves_other_users(
     found, lacking, problem = done.stdout.splitlines()
     assert (found, lacking) == ("True", "False")
     assert "Permission denied" in problem
+
+
+def test_cores_of_functions_of_one_name_have_names_of_their_own() -> None:
+    """`elementwise` makes both: the same code and signature, of functions in two files."""
+    cores = kl_div_target_backward.gradient, binary_cross_entropy_with_logits_target_backward.gradient
+    assert {core.__name__ for core in cores} == {"gradient"}
+    assert len({compiler.entry_name((core, types.void())) for core in cores}) == 2
 
 
 WRITE_NO_KERNELS = ("bodies", "graph")

@@ -45,8 +45,10 @@ def exp_parts(x: Any) -> tuple[Any, Any, Any]:
     Multiplied into another number one after the other, they keep full relative precision even where exp(x) itself is
     subnormal or overflows. Where exp(x) exceeds the square of the dtype's range, the product is 0 or infinity.
 
+    Relative error of the product, before it is rounded: 1e-7 for float32 x, 2e-16 for float64 x.
+
     Args:
-        x: float32 or float64, any value.
+        x: float64, or a float32 <= 0 or NaN.
     """
     dtype = type(x)
     with np.errstate(over="ignore", under="ignore"):
@@ -55,7 +57,10 @@ def exp_parts(x: Any) -> tuple[Any, Any, Any]:
 
 
 def exp_excess_parts(x: Any) -> tuple[Any, Any]:
-    """(excess, power) with exp(x) = power * (1 + excess), power a power of 2; float32 x in [-87, 87]."""
+    """(excess, power) with exp(x) = power * (1 + excess), power a power of 2; float32 x in [-87, 87].
+
+    abs(power * (1 + excess) / exp(x) - 1) <= 5e-8.
+    """
     power = np.exp2(np.rint(x / np.log(np.float32(2))))
     return np.float32(np.exp(np.float64(x)) / np.float64(power) - 1), power
 
@@ -96,13 +101,16 @@ def one_plus_exp(x: Any) -> Any:
 
 
 def log(x: Any) -> Any:
-    """Natural logarithm of a float32 or float64, in float64; -inf for 0, NaN for x < 0."""
+    """Natural logarithm of a float32 or float64, in float64; -inf for 0, NaN for x < 0.
+
+    Relative error <= 1e-15 for float32 x, 1 ulp for float64 x.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(np.float64(x))
 
 
 def log_float32(x: Any) -> Any:
-    """Natural logarithm of a float32 in float32, for 16-bit results; -inf for 0, NaN for x < 0."""
+    """Natural logarithm of a float32 in float32, error <= 2 ulp; -inf for 0, NaN for x < 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(x)
 
@@ -129,7 +137,7 @@ def log1p_approx(x: Any) -> Any:
 
 
 def softplus_of_nonpositive(x: Any) -> Any:
-    """log1p(exp(x)) in float64 for x <= 0 or NaN; relative error <= 4e-10 for float32 x."""
+    """log1p(exp(x)) in float64 for x <= 0 or NaN; relative error <= 4e-10 for float32 x, 3e-16 for float64 x."""
     return np.log1p(np.exp(np.float64(x)))
 
 
@@ -172,11 +180,6 @@ def of_channels(operand: Any) -> Any:
     return operand
 
 
-def exp_parts_of_nonpositive(x: Any) -> tuple[Any, Any, Any]:
-    """`exp_parts` for x <= 0 or NaN."""
-    return exp_parts(x)
-
-
 def exp_of_difference(x: Any) -> Any:
     """exp(x) in the dtype of x for abs(x) <= 87 (float32) or 708 (float64), 0 for x below and infinity for x above.
 
@@ -194,6 +197,16 @@ def add_any_order(a: Any, b: Any) -> Any:
 def multiply_any_order(a: Any, b: Any) -> Any:
     """a * b in the dtype of a; the compiler may reassociate."""
     return a * b
+
+
+def items_of(sequence: Any, indices: tuple[int, ...]) -> tuple[Any, ...]:
+    """The items at these indices."""
+    return tuple(sequence[index] for index in indices)
+
+
+def elements_at(arrays: tuple[Any, ...], index: int) -> tuple[Any, ...]:
+    """The elements of arrays at an index."""
+    return tuple(array[index] for array in arrays)
 
 
 def choose(condition: Any, a: Any, b: Any) -> Any:

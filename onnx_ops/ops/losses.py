@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from onnx import TensorProto
 from onnx.defs import OpSchema
@@ -14,8 +13,7 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.space import IndexSpace
 from onnx_ops.core.types import NARROW, Shape, TensorType
-from onnx_ops.loops.loop import Array, Core, Kept, Loop, Operands, Sums
-from onnx_ops.loops.primitives import add_any_order, helper
+from onnx_ops.loops.loop import Core, Kept, Loop, Sums
 from onnx_ops.ops.computing import computing_type
 
 
@@ -38,27 +36,6 @@ def loss_type(call: Call, dtype: int | None, space: Shape | None) -> TensorType:
 def has_narrow_inputs(call: Call) -> bool:
     """Whether all inputs have 16 bits."""
     return all(call.dtype(name) in NARROW for name in call.inputs if call.present(name))
-
-
-Term = Callable[[Any, Any], Any]
-"""term(x, target): one term of a loss, in float64."""
-
-
-@helper
-def write_terms(term: Term, operands: Operands, out: Array, start: int, stop: int) -> None:
-    """Write the terms of elements [start, stop) of the first two operands."""
-    x, target = operands[0], operands[1]
-    for i in range(start, stop):
-        out[i] = term(x[i], target[i])
-
-
-@helper
-def total_of(term: Term, operands: Operands, start: int, stop: int) -> Any:
-    """The sum of these terms, in any order."""
-    x, target, total = operands[0], operands[1], 0.0
-    for i in range(start, stop):
-        total = add_any_order(total, term(x[i], target[i]))
-    return total
 
 
 @dataclass(frozen=True)

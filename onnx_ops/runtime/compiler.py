@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import inspect
 import pickle
 import sys
 import time
@@ -77,7 +78,7 @@ def entry_name(function: Function) -> str:
     Raises:
         OSError: its sources cannot be read.
     """
-    code, signature = function[0].__code__, function[1]
+    code, signature = inspect.unwrap(function[0]).__code__, function[1]
     parts = (
         _source_stamp(code.co_filename),
         code.co_filename.removeprefix(str(PACKAGE)),

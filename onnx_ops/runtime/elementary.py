@@ -44,7 +44,7 @@ ROUND4, ROUND8 = f4(12582912), 6755399441055744.0
 
 
 @njit(**OPTIONS)
-def _exp_parts4_of_nonpositive(x):
+def _exp_parts4(x):
     low = x < f4(-174)
     y = f4(-174) if low else x
     shifted = y * f4(LOG2E) + ROUND4
@@ -59,13 +59,6 @@ def _exp_parts4_of_nonpositive(x):
     second = bitcast(i4((power - half + i4(127)) << i4(23)), f4(0))
     second = f4(0) if low else second
     return ((q * (r * r) + lost) + r) + f4(1), first, second
-
-
-@njit(**OPTIONS)
-def _exp_parts4(x):
-    high = x > f4(176)
-    value, first, second = _exp_parts4_of_nonpositive(f4(176) if high else x)
-    return value, first, f4(np.inf) if high else second
 
 
 @njit(**OPTIONS)
@@ -100,9 +93,7 @@ def _exp_parts8(x):
     return value, _power8(half), second
 
 
-implement_by_dtype(
-    primitives.exp_parts_of_nonpositive, {types.float32: _exp_parts4_of_nonpositive, types.float64: _exp_parts8}
-)
+implement_by_dtype(primitives.exp_parts, {types.float32: _exp_parts4, types.float64: _exp_parts8})
 
 
 @njit(**OPTIONS)
@@ -155,9 +146,6 @@ def _exp_approx(x):
 
 
 implement_by_dtype(primitives.exp_approx, {types.float32: _exp_approx})
-
-
-implement_by_dtype(primitives.exp_parts, {types.float32: _exp_parts4, types.float64: _exp_parts8})
 
 
 # exp(r) = 1 + r + r*r*q(r) for abs(r) <= log(2)/2, relative error <= 2e-10.
@@ -277,7 +265,7 @@ def _log8_in_range(x):
 
 @njit(**OPTIONS)
 def _log4(x):
-    """log(x) of a float64 that is not subnormal, error <= 2e-10."""
+    """log(x) of a float64 that is not subnormal."""
     return _with_limits(_log8_in_range(x), x)
 
 

@@ -69,6 +69,20 @@ def implement_by_dtype(declared: Callable[..., Any], implementations: Mapping[ty
         return own and (lambda x: own(x))
 
 
+@overload(primitives.items_of, jit_options=OPTIONS)
+def _items_of(sequence, indices):
+    if not len(indices):
+        return lambda sequence, indices: ()
+    return lambda sequence, indices: (sequence[indices[0]],) + primitives.items_of(sequence, indices[1:])  # noqa: RUF005
+
+
+@overload(primitives.elements_at, jit_options=OPTIONS)
+def _elements_at(arrays, index):
+    if not len(arrays):
+        return lambda arrays, index: ()
+    return lambda arrays, index: (arrays[0][index],) + primitives.elements_at(arrays[1:], index)  # noqa: RUF005
+
+
 # --- machine operations ------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ from onnx_ops.loops.primitives import (
     exp_approx,
     helper,
     inlined,
+    items_of,
     log,
     log1p_approx,
     multiply_any_order,
@@ -47,8 +48,8 @@ from onnx_ops.loops.vectors import (
     sum_terms,
     total,
 )
-from onnx_ops.ops.extremes import BLOCK, CACHED_BLOCK, EXP_LIMIT, INFINITE, SUM_BLOCK
-from onnx_ops.ops.losses import total_of, write_terms
+from onnx_ops.ops.elementwise import Number, elementwise, total_of
+from onnx_ops.ops.extremes import CACHED_BLOCK, EXP_LIMIT, INFINITE, SUM_BLOCK
 
 FACTORS = 1024
 """Factors 1 + exp(-abs(x)) per logarithm; their product, starting from FIRST, does not overflow in float64."""
@@ -65,7 +66,7 @@ LEAST_SHORT = 2.0**-9
 
 
 @inlined
-def term(logit: Any, y: Any, w: Any, p: Any) -> Any:
+def term(logit: Number, y: Number, w: Number, p: Number) -> Number:
     """A term in float64; a softplus with factor 0 contributes 0, infinite and NaN included."""
     curved = softplus_of_nonpositive(-abs(logit))
     negative, positive = 1.0 - wide(y), wide(p) * wide(y)
@@ -75,30 +76,21 @@ def term(logit: Any, y: Any, w: Any, p: Any) -> Any:
     return choose(w != 0, wide(w) * (far_term + near_term), 0.0)
 
 
-def weighted_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3]
-    for i in range(count):
-        out[i] = term(x[i], target[i], weight[i], pos_weight[i])
-
-
-@helper
-def total_of_weighted_block(operands: Operands, start: int, stop: int) -> Any:
-    """Sum of the terms of elements [start, stop), for all values."""
-    x, target, weight, pos_weight, total = operands[0], operands[1], operands[2], operands[3], 0.0
-    for i in range(start, stop):
-        total = add_any_order(total, term(x[i], target[i], weight[i], pos_weight[i]))
-    return total
+@elementwise(0, 1, 2, 3, parameters=(1,))
+def weighted_terms(x: Number, y: Number, w: Number, p: Number, most: Number) -> Number:
+    """Terms; `most` is for `float32_weighted_terms` only."""
+    return term(x, y, w, p)
 
 
 @helper
 def total_of_positive_block(operands: Operands, start: int, stop: int) -> Any:
-    """As `total_of_weighted_block` for at most CACHED_BLOCK elements, in vectors if all factors are positive."""
-    x, target, weight, pos_weight = operands[0], operands[1], operands[2], operands[3]
+    """Sum of the terms of at most CACHED_BLOCK elements, in vectors if all factors are positive."""
+    x, target, weight, pos_weight = inputs = items_of(operands, (0, 1, 2, 3))
     high, low = scratch(CACHED_BLOCK), scratch(CACHED_BLOCK)
     whole = (stop - start) // LANES * LANES
     factors, signs = spread(ZERO), bits(spread(ZERO))
     for i in range(0, whole, LANES):
-        for operand in (x, target, weight, pos_weight):
+        for operand in inputs:
             prefetch(operand, start + i + CACHED_BLOCK)
         y, w, p = load(target, start + i), load(weight, start + i), load(pos_weight, start + i)
         first, second = softplus_parts(abs(load(x, start + i)))
@@ -106,10 +98,10 @@ def total_of_positive_block(operands: Operands, start: int, stop: int) -> Any:
         store(second, low, i)
         negative = ONE - y
         factors, signs = factors + w * (negative + p * y), signs | bits(negative) | bits(y) | bits(p) | bits(w)
-    part = sum_terms(add_weighted_terms, (x, target, weight, pos_weight, high, low), start, whole)
+    part = sum_terms(add_weighted_terms, (*inputs, high, low), start, whole)
     if any_negative(signs) or not total(factors) * LEAST_MEAN <= part < math.inf:
-        return total_of_weighted_block(operands, start, stop)
-    return part + total_of_weighted_block(operands, start + whole, stop)
+        return total_of(term, inputs, start, stop)
+    return part + total_of(term, inputs, start + whole, stop)
 
 
 @inlined
@@ -133,16 +125,17 @@ def total_of_weighted_terms(operands: Operands, out: Array, count: int, paramete
 
 
 @inlined
-def plain_term(logit: Any, y: Any) -> Any:
+def plain_term(logit: Number, y: Number) -> Number:
     """`term` for weights of 1; NaN where the formula has inf - inf."""
     far = choose(logit < 0, wide(y), 1.0 - wide(y))
     curved = softplus_of_nonpositive(-abs(logit)) + (wide(y) - wide(y))
     return curved + choose(far != 0, far * abs(wide(logit)), 0.0)
 
 
-def terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
+@elementwise(0, 1)
+def terms(logit: Number, y: Number) -> Number:
     """Terms for weights of 1."""
-    write_terms(plain_term, operands, out, 0, count)
+    return plain_term(logit, y)
 
 
 def total_of_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
@@ -159,7 +152,7 @@ def total_of_terms(operands: Operands, out: Array, count: int, parameters: Array
         if not extreme and curved >= LEAST and abs(straight) < math.inf:
             total += curved + straight
         else:
-            total += total_of(plain_term, operands, start, stop)
+            total += total_of(plain_term, (x, target), start, stop)
     out[0] = total
 
 
@@ -167,28 +160,22 @@ def total_of_terms(operands: Operands, out: Array, count: int, parameters: Array
 
 
 @inlined
-def clipped_abs(x: Any) -> Any:
+def clipped_abs(x: Number) -> Number:
     """min(abs(x), EXP_LIMIT); EXP_LIMIT for NaN."""
     return abs_up_to(x, EXP_LIMIT)
 
 
 @inlined
-def straight_part(x: Any, y: Any) -> Any:
+def straight_part(x: Number, y: Number) -> Number:
     """max(x, 0) - x*y, where the product of two 16-bit values is exact in float32."""
     return choose(x > 0, x, ZERO) - x * y
 
 
-def float32_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    """Terms for weights of 1 in float32, in float64 for blocks with an extreme logit or infinite target."""
-    x, target = operands[0], operands[1]
-    for start in range(0, count, BLOCK):
-        stop, extreme = min(start + BLOCK, count), False
-        for i in range(start, stop):
-            result = log1p_approx(exp_approx(-clipped_abs(x[i]))) + straight_part(x[i], target[i])
-            out[i] = result
-            extreme = extreme | (not abs(x[i]) < EXP_LIMIT) | (not abs(result) < INFINITE)
-        if extreme:
-            write_terms(plain_term, operands, out, start, stop)
+@elementwise(0, 1, exact=plain_term)
+def float32_terms(x: Number, y: Number) -> tuple[Number, bool]:
+    """Terms for weights of 1 in float32."""
+    result = log1p_approx(exp_approx(-clipped_abs(x))) + straight_part(x, y)
+    return result, (not abs(x) < EXP_LIMIT) | (not abs(result) < INFINITE)
 
 
 def total_of_float32_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
@@ -205,39 +192,25 @@ def total_of_float32_terms(operands: Operands, out: Array, count: int, parameter
             curved, straight, signs = curved + softplus_approx(abs(logit)), straight + own, signs | bits(own)
         part = total(curved) + total(straight)
         moderate = not any_negative(signs) and (whole - start) * LEAST_SHORT <= part < math.inf
-        loss += total_of(plain_term, operands, whole if moderate else start, stop)
+        loss += total_of(plain_term, (x, target), whole if moderate else start, stop)
         loss += part if moderate else 0.0
     out[0] = loss
 
 
-@inlined
-def float32_term(x: Any, y: Any, w: Any, p: Any) -> Any:
-    """A term in float32, for abs(x) < EXP_LIMIT."""
+@elementwise(0, 1, 2, 3, parameters=(1,), exact=weighted_terms)
+def float32_weighted_terms(x: Number, y: Number, w: Number, p: Number, most: Number) -> tuple[Number, bool]:
+    """Terms in float32; most: bound of weights."""
     curved = log1p_approx(exp_approx(-clipped_abs(x)))
     negative, positive = ONE - y, p * y
     far, near = choose(x < 0, positive, negative), choose(x < 0, negative, positive)
-    return w * (far * (curved + abs(x)) + near * curved)
-
-
-def float32_weighted_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    """Terms in float32, in float64 for blocks with an extreme logit or weight; parameters[1]: bound of weights."""
-    x, target, weight, pos_weight, most = operands[0], operands[1], operands[2], operands[3], parameters[1]
-    for start in range(0, count, BLOCK):
-        stop, extreme = min(start + BLOCK, count), False
-        for i in range(start, stop):
-            result = float32_term(x[i], target[i], weight[i], pos_weight[i])
-            out[i] = result
-            extreme = (
-                extreme | (not abs(x[i]) < EXP_LIMIT) | (not abs(weight[i]) <= most) | (not abs(result) < INFINITE)
-            )
-        if extreme:
-            for i in range(start, stop):
-                out[i] = term(x[i], target[i], weight[i], pos_weight[i])
+    result = w * (far * (curved + abs(x)) + near * curved)
+    return result, (not abs(x) < EXP_LIMIT) | (not abs(w) <= most) | (not abs(result) < INFINITE)
 
 
 def total_of_float32_weighted_terms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
     """Sum of the terms in float32, if no factor of softplus is negative and the loss is not small relative to them."""
-    x, target, weight, pos_weight, loss = operands[0], operands[1], operands[2], operands[3], 0.0
+    x, target, weight, pos_weight = inputs = items_of(operands, (0, 1, 2, 3))
+    loss = 0.0
     for start in range(0, count, SUM_BLOCK):
         stop = min(start + SUM_BLOCK, count)
         whole = stop - (stop - start) % LANES
@@ -250,6 +223,6 @@ def total_of_float32_weighted_terms(operands: Operands, out: Array, count: int, 
             signs = signs | bits(negative) | bits(positive) | bits(w)
         part = total(terms)
         moderate = not any_negative(signs) and total(factors) * LEAST_SHORT <= part < math.inf
-        loss += total_of_weighted_block(operands, whole if moderate else start, stop)
+        loss += total_of(term, inputs, whole if moderate else start, stop)
         loss += part if moderate else 0.0
     out[0] = loss

@@ -17,7 +17,7 @@ from onnx_ops.core.signature import Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Array, Loop, Operands
-from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, exp_approx, exp_parts_of_nonpositive, fma, helper, like, wide
+from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, exp_approx, exp_parts, fma, helper, like, wide
 from onnx_ops.ops.binary_cross_entropy._rules import GRAD_OUTPUT, LABELS, LOGITS, REDUCTIONS, WEIGHTS
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT
@@ -166,7 +166,7 @@ def gradient(operands: Operands, out: Array, count: int, parameters: Array) -> N
         stop, suspect = min(start + BLOCK, count), False
         for i in range(start, stop):
             g, y, w = grad_output[i], target[i], weight[i]
-            value, first, second = exp_parts_of_nonpositive(-abs(x[i]))
+            value, first, second = exp_parts(-abs(x[i]))
             e = (value * first) * second
             side = ONE / (ONE + e)
             side_lost = fma(-side, e, ONE - side)
@@ -214,7 +214,7 @@ def compute_block(operands: Operands, scaled: Any, out: Array, start: int, stop:
     suspect = False
     for i in range(start, stop):
         y = target[i]
-        value, first, second = exp_parts_of_nonpositive(-abs(x[i]))
+        value, first, second = exp_parts(-abs(x[i]))
         e = (value * first) * second
         side = ONE / (ONE + e)
         side_lost = fma(-side, e, ONE - side)
@@ -267,7 +267,7 @@ def compute_block_of_16_bits(operands: Operands, out: Array, start: int, stop: i
     share, suspect = parameters[0], False
     for i in range(start, stop):
         y = target[i]
-        value, first, second = exp_parts_of_nonpositive(-abs(x[i]))
+        value, first, second = exp_parts(-abs(x[i]))
         side = ONE / (ONE + (value * first) * second)
         scale = (grad_output[i] * weight[i]) * share * side
         positive_scale = -scale * pos_weight[i]

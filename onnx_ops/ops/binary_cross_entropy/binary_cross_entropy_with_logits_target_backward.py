@@ -20,7 +20,6 @@ from onnx_ops.loops.primitives import (
     ONE,
     choose,
     exp_approx,
-    helper,
     like,
     log1p_approx,
     softplus_of_nonpositive,
@@ -30,7 +29,8 @@ from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
 from onnx_ops.ops.binary_cross_entropy._loss import clipped_abs
 from onnx_ops.ops.binary_cross_entropy._rules import GRAD_OUTPUT, LOGITS, REDUCTIONS, WEIGHTS
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE
+from onnx_ops.ops.elementwise import SHARE, Number, elementwise, exact_share
+from onnx_ops.ops.extremes import EXP_LIMIT, INFINITE
 from onnx_ops.ops.losses import has_narrow_inputs, reduction_attribute, reduction_choices
 from onnx_ops.ops.references import Scaled, divisor, rounded
 
@@ -109,46 +109,28 @@ SHORT_LEAST, SHORT_LARGE = np.float32(2.0**-60), np.float32(2.0**60)
 """Bounds of factors that keep a normal float32 accurate enough for 16-bit results."""
 
 
-@helper
-def compute_block(operands: Operands, out: Array, start: int, stop: int, parameters: Array) -> None:
-    """Elements [start, stop) in float64."""
-    grad_output, logits, weight, pos_weight = operands[0], operands[1], operands[3], operands[4]
-    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
-    for i in range(start, stop):
-        x, p = wide(logits[i]), wide(pos_weight[i])
-        curved = (p - 1.0) * softplus_of_nonpositive(-abs(logits[i])) if x != -math.inf else 0.0
-        straight = p * x if x < 0 else x
-        out[i] = (wide(grad_output[i]) * wide(weight[i])) * share * (curved - straight)
+@elementwise(0, 1, 3, 4, parameters=SHARE)
+def gradient(g: Number, x: Number, w: Number, p: Number, share: Number, lost: Number) -> Number:
+    """The gradient in float64."""
+    curved = (wide(p) - 1.0) * softplus_of_nonpositive(-abs(x)) if x != -math.inf else 0.0
+    straight = wide(p) * wide(x) if x < 0 else wide(x)
+    return (wide(g) * wide(w)) * exact_share(share, lost) * (curved - straight)
 
 
-def gradient(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    compute_block(operands, out, 0, count, parameters)
+@elementwise(0, 1, 3, 4, parameters=SHARE, exact=gradient)
+def gradient_of_16_bits(g: Number, x: Number, w: Number, p: Number, share: Number, lost: Number) -> tuple[Number, bool]:
+    """The gradient of 16-bit inputs in float32."""
+    scale = (g * w) * share
+    straight = choose(x < 0, p * x, x)
+    result = scale * ((p - ONE) * log1p_approx(exp_approx(-clipped_abs(x))) - straight)
+    unusual = (not abs(scale) < SHORT_LARGE) | ((abs(scale) < SHORT_LEAST) & (g != 0) & (w != 0))
+    return result, unusual | (not abs(x) < EXP_LIMIT) | (not abs(result) < INFINITE)
 
 
-def gradient_of_16_bits(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    """The gradient of 16-bit inputs in float32, in float64 for blocks with an element out of range."""
-    grad_output, logits, weight, pos_weight = operands[0], operands[1], operands[3], operands[4]
-    share = parameters[0]
-    for start in range(0, count, BLOCK):
-        stop, extreme = min(start + BLOCK, count), False
-        for i in range(start, stop):
-            x, p, g, w = logits[i], pos_weight[i], grad_output[i], weight[i]
-            scale = (g * w) * share
-            straight = choose(x < 0, p * x, x)
-            result = scale * ((p - ONE) * log1p_approx(exp_approx(-clipped_abs(x))) - straight)
-            out[i] = result
-            unusual = (not abs(scale) < SHORT_LARGE) | ((abs(scale) < SHORT_LEAST) & (g != 0) & (w != 0))
-            extreme = extreme | unusual | (not abs(x) < EXP_LIMIT) | (not abs(result) < INFINITE)
-        if extreme:
-            compute_block(operands, out, start, stop, parameters)
-
-
-def gradient_without_pos_weight(operands: Operands, out: Array, count: int, parameters: Array) -> None:
+@elementwise(0, 1, 3, parameters=SHARE)
+def gradient_without_pos_weight(g: Number, x: Number, w: Number, share: Number, lost: Number) -> Number:
     """`gradient` for a pos_weight of 1."""
-    grad_output, logits, weight = operands[0], operands[1], operands[3]
-    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
-    for i in range(count):
-        out[i] = (wide(grad_output[i]) * wide(weight[i])) * share * -wide(logits[i])
+    return (wide(g) * wide(w)) * exact_share(share, lost) * -wide(x)
 
 
 def gradient_of_scalars(operands: Operands, out: Array, count: int, parameters: Array) -> None:

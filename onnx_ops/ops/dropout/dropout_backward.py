@@ -13,9 +13,10 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Array, Loop, Operands
+from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ZERO
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elementwise import Number, elementwise
 from onnx_ops.ops.references import computing_dtype, rounded
 
 SIGNATURE = Signature(
@@ -67,11 +68,9 @@ def reference(
     return rounded(np.where(mask, scaled, compute.type(0)), grad_output.dtype, dtype)
 
 
-def scale_kept(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    """parameters: the reciprocal of the divisor (1), scale."""
-    grad_output, mask, scale = operands[0], operands[1], parameters[1]
-    for i in range(count):
-        out[i] = grad_output[i] * scale if mask[i] > ZERO else ZERO
+@elementwise(0, 1, parameters=(1,))
+def scale_kept(grad: Number, mask: Number, scale: Number) -> Number:
+    return grad * scale if mask > ZERO else ZERO
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:

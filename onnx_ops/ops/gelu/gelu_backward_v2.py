@@ -18,9 +18,10 @@ from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Operand, Value
-from onnx_ops.loops.loop import Array, Core, Loop, Operands
-from onnx_ops.loops.primitives import ONE, exp_parts_of_nonpositive, fma, inlined
+from onnx_ops.loops.loop import Core, Loop
+from onnx_ops.loops.primitives import ONE, exp_parts, fma, inlined
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elementwise import Number, elementwise
 from onnx_ops.ops.mirrored import bounded, bounded_size, gradient, reference_gradient, store_gradient
 
 NONE, TANH = 0, 1
@@ -137,32 +138,30 @@ def reference(
     return reference_gradient(grad_output, self, mirrored, FAR8, dtype)
 
 
-def exact_of_float(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    grad_output, x = operands[0], operands[1]
-    for i in range(count):
-        a = bounded(x[i], FAR4)
-        square = a * a
-        value, first, second = exp_parts_of_nonpositive(-HALF * square)
-        value = fma(value, -HALF * fma(a, a, -square), value)  # exp of the rounding error of the square
-        p = fma(fma(fma(fma(P4[0], a, P4[1]), a, P4[2]), a, P4[3]), a, P4[4])
-        q = fma(fma(fma(fma(fma(Q4[0], a, Q4[1]), a, Q4[2]), a, Q4[3]), a, Q4[4]), a, Q4[5])
-        slope = fma(-C4, a, fma(-C4_LOW, a, fma(-a, p / q, HALF)))
-        out[i] = gradient(grad_output[i], x[i], value, first, second, slope)
+@elementwise(0, 1)
+def exact_of_float(grad: Number, x: Number) -> Number:
+    a = bounded(x, FAR4)
+    square = a * a
+    value, first, second = exp_parts(-HALF * square)
+    value = fma(value, -HALF * fma(a, a, -square), value)  # exp of the rounding error of the square
+    p = fma(fma(fma(fma(P4[0], a, P4[1]), a, P4[2]), a, P4[3]), a, P4[4])
+    q = fma(fma(fma(fma(fma(Q4[0], a, Q4[1]), a, Q4[2]), a, Q4[3]), a, Q4[4]), a, Q4[5])
+    slope = fma(-C4, a, fma(-C4_LOW, a, fma(-a, p / q, HALF)))
+    return gradient(grad, x, value, first, second, slope)
 
 
-def exact_of_double(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    grad_output, x = operands[0], operands[1]
-    for i in range(count):
-        a = bounded(x[i], FAR8)
-        square = a * a
-        value, first, second = exp_parts_of_nonpositive(-0.5 * square)
-        value = fma(value, -0.5 * fma(a, a, -square), value)
-        p = fma(fma(fma(fma(fma(P8[0], a, P8[1]), a, P8[2]), a, P8[3]), a, P8[4]), a, P8[5])
-        p = fma(fma(fma(fma(fma(p, a, P8[6]), a, P8[7]), a, P8[8]), a, P8[9]), a, P8[10])
-        q = fma(fma(fma(fma(fma(Q8[0], a, Q8[1]), a, Q8[2]), a, Q8[3]), a, Q8[4]), a, Q8[5])
-        q = fma(fma(fma(fma(fma(fma(q, a, Q8[6]), a, Q8[7]), a, Q8[8]), a, Q8[9]), a, Q8[10]), a, Q8[11])
-        slope = fma(-C8, a, fma(-C8_LOW, a, fma(-a, p / q, 0.5)))
-        out[i] = gradient(grad_output[i], x[i], value, first, second, slope)
+@elementwise(0, 1)
+def exact_of_double(grad: Number, x: Number) -> Number:
+    a = bounded(x, FAR8)
+    square = a * a
+    value, first, second = exp_parts(-0.5 * square)
+    value = fma(value, -0.5 * fma(a, a, -square), value)
+    p = fma(fma(fma(fma(fma(P8[0], a, P8[1]), a, P8[2]), a, P8[3]), a, P8[4]), a, P8[5])
+    p = fma(fma(fma(fma(fma(p, a, P8[6]), a, P8[7]), a, P8[8]), a, P8[9]), a, P8[10])
+    q = fma(fma(fma(fma(fma(Q8[0], a, Q8[1]), a, Q8[2]), a, Q8[3]), a, Q8[4]), a, Q8[5])
+    q = fma(fma(fma(fma(fma(fma(q, a, Q8[6]), a, Q8[7]), a, Q8[8]), a, Q8[9]), a, Q8[10]), a, Q8[11])
+    slope = fma(-C8, a, fma(-C8_LOW, a, fma(-a, p / q, 0.5)))
+    return gradient(grad, x, value, first, second, slope)
 
 
 @inlined
@@ -177,7 +176,7 @@ def by_tanh(grad: Any, x: Any, far: Any, a_high: Any, a_low: Any, b_high: Any, b
     lost = lost + (fma(b_high, square, -cubic) + fma(b_high, fma(a, a, -square), fma(b_low, square, a_low)))
     v = a * factor
     v_lost = fma(a, lost, fma(a, factor, -v))
-    value, first, second = exp_parts_of_nonpositive(-v)
+    value, first, second = exp_parts(-v)
     value = fma(value, -v_lost, value)
     decay = (value * first) * second
     side = ONE / (ONE + decay)
@@ -187,16 +186,14 @@ def by_tanh(grad: Any, x: Any, far: Any, a_high: Any, a_low: Any, b_high: Any, b
     return gradient(grad, x, value, first, second, slope)
 
 
-def tanh_of_float(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    grad_output, x = operands[0], operands[1]
-    for i in range(count):
-        out[i] = by_tanh(grad_output[i], x[i], FAR4, A4, A4_LOW, B4, B4_LOW)
+@elementwise(0, 1)
+def tanh_of_float(grad: Number, x: Number) -> Number:
+    return by_tanh(grad, x, FAR4, A4, A4_LOW, B4, B4_LOW)
 
 
-def tanh_of_double(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    grad_output, x = operands[0], operands[1]
-    for i in range(count):
-        out[i] = by_tanh(grad_output[i], x[i], FAR8, A8, A8_LOW, B8, B8_LOW)
+@elementwise(0, 1)
+def tanh_of_double(grad: Number, x: Number) -> Number:
+    return by_tanh(grad, x, FAR8, A8, A8_LOW, B8, B8_LOW)
 
 
 CORES: dict[tuple[int, int], Core] = {

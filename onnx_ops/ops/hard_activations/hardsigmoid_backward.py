@@ -14,9 +14,10 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Array, Loop, Operands
+from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ZERO, fma
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elementwise import Number, elementwise
 from onnx_ops.ops.references import computing_dtype, promoted, rounded
 
 SIGNATURE = Signature(
@@ -79,13 +80,11 @@ def reference(
     return rounded(np.where(is_inside, inside, compute.type(0)), promoted(grad_output, self), dtype)
 
 
-def core(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    """parameters: the reciprocal of the divisor (1), a sixth in two parts."""
-    grad_output, x = operands[0], operands[1]
-    high, low = parameters[1], parameters[2]
-    for i in range(count):
-        inside = fma(grad_output[i], high, grad_output[i] * low)
-        out[i] = inside if abs(x[i]) < BOUND else ZERO
+@elementwise(0, 1, parameters=(1, 2))
+def divide_inside(grad: Number, x: Number, high: Number, low: Number) -> Number:
+    """high + low: a sixth."""
+    inside = fma(grad, high, grad * low)
+    return inside if abs(x) < BOUND else ZERO
 
 
 def body(b: Body) -> None:
@@ -101,7 +100,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 def kernel(call: Call) -> Loop:
     compute = computing_type(call, light=True)
     sixth = (HIGH8, LOW8) if compute == TensorProto.DOUBLE else (HIGH4, LOW4)
-    return Loop(SIGNATURE.space, compute, core, parameters=sixth, memory_bound=True)
+    return Loop(SIGNATURE.space, compute, divide_inside, parameters=sixth, memory_bound=True)
 
 
 OP = Op(

@@ -13,9 +13,10 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Array, Loop, Operands
+from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ZERO
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elementwise import Number, elementwise
 from onnx_ops.ops.references import computing_dtype, promoted, rounded
 
 SIGNATURE = Signature(
@@ -75,13 +76,11 @@ def reference(
     return rounded(np.where(x <= -3, compute.type(0), passed), promoted(grad_output, self), dtype)
 
 
-def core(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    """parameters: the reciprocal of the divisor (1), a third."""
-    grad_output, x, third = operands[0], operands[1], parameters[1]
-    for i in range(count):
-        between = grad_output[i] * ((x[i] + ROOT) * third)
-        passed = grad_output[i] if x[i] >= BOUND else between
-        out[i] = ZERO if x[i] <= -BOUND else passed
+@elementwise(0, 1, parameters=(1,))
+def gradient(grad: Number, x: Number, third: Number) -> Number:
+    between = grad * ((x + ROOT) * third)
+    passed = grad if x >= BOUND else between
+    return ZERO if x <= -BOUND else passed
 
 
 def body(b: Body) -> None:
@@ -96,7 +95,7 @@ def infer(call: Call) -> tuple[TensorType, ...]:
 
 
 def kernel(call: Call) -> Loop:
-    return Loop(SIGNATURE.space, computing_type(call, light=True), core, parameters=(THIRD,), memory_bound=True)
+    return Loop(SIGNATURE.space, computing_type(call, light=True), gradient, parameters=(THIRD,), memory_bound=True)
 
 
 OP = Op(

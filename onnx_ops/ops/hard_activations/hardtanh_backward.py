@@ -12,9 +12,10 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Array, Loop, Operands
+from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ZERO
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elementwise import Number, elementwise
 from onnx_ops.ops.references import computing_dtype, promoted, rounded
 
 SIGNATURE = Signature(
@@ -76,12 +77,9 @@ def reference(
     return rounded(np.where(inside, grad_output.astype(compute), compute.type(0)), promoted(grad_output, self), dtype)
 
 
-def pass_inside(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    """parameters: the reciprocal of the divisor (1), min, max."""
-    grad_output, x = operands[0], operands[1]
-    low, high = parameters[1], parameters[2]
-    for i in range(count):
-        out[i] = grad_output[i] if (x[i] > low) & (x[i] < high) else ZERO
+@elementwise(0, 1, parameters=(1, 2))
+def pass_inside(grad: Number, x: Number, low: Number, high: Number) -> Number:
+    return grad if (x > low) & (x < high) else ZERO
 
 
 def body(b: Body) -> None:

@@ -11,9 +11,10 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Array, Loop, Operands
+from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ZERO
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elementwise import Number, elementwise
 from onnx_ops.ops.hardshrink._rules import lambd_attribute, threshold_of
 from onnx_ops.ops.references import computing_dtype, rounded
 
@@ -58,11 +59,9 @@ def reference(self: np.ndarray, *, lambd: float = 0.5, dtype: npt.DTypeLike | No
     return rounded(np.where(np.abs(x) <= compute.type(threshold_of(lambd)), compute.type(0), x), self.dtype, dtype)
 
 
-def keep_outside(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    """parameters: the reciprocal of the divisor (1), lambd."""
-    x, lambd = operands[0], parameters[1]
-    for i in range(count):
-        out[i] = ZERO if abs(x[i]) <= lambd else x[i]
+@elementwise(0, parameters=(1,))
+def keep_outside(x: Number, lambd: Number) -> Number:
+    return ZERO if abs(x) <= lambd else x
 
 
 def body(b: Body) -> None:

@@ -11,9 +11,10 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Array, Loop, Operands
+from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ZERO
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elementwise import Number, elementwise
 from onnx_ops.ops.hardshrink._rules import lambd_attribute, threshold_of
 from onnx_ops.ops.references import computing_dtype, promoted, rounded
 
@@ -69,12 +70,9 @@ def reference(
     return rounded(np.where(passes, grad_output.astype(compute), compute.type(0)), promoted(grad_output, self), dtype)
 
 
-def pass_outside(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    """parameters: the reciprocal of the divisor (1), lambd."""
-    grad_output, x = operands[0], operands[1]
-    lambd = parameters[1]
-    for i in range(count):
-        out[i] = grad_output[i] if abs(x[i]) > lambd else ZERO
+@elementwise(0, 1, parameters=(1,))
+def pass_outside(grad: Number, x: Number, lambd: Number) -> Number:
+    return grad if abs(x) > lambd else ZERO
 
 
 def body(b: Body) -> None:

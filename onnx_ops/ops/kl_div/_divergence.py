@@ -40,8 +40,8 @@ from onnx_ops.loops.vectors import (
     sum_terms,
     total,
 )
+from onnx_ops.ops.elementwise import Number, elementwise, total_of
 from onnx_ops.ops.extremes import BLOCK, CACHED_BLOCK, EXP_LIMIT, INFINITE, LEAST_NORMAL, SUM_BLOCK
-from onnx_ops.ops.losses import total_of, write_terms
 
 Total = Callable[[Operands, int, int], Any]
 """total(operands, start, stop): the sum of the terms of elements [start, stop)."""
@@ -60,60 +60,54 @@ LEAST_POWER, GREATEST_POWER = np.float32(-708), np.float32(709)
 
 
 @inlined
-def term(x: Any, q: Any) -> Any:
+def term(x: Number, q: Number) -> Number:
     """q * (log(q) - x) in float64, 0 for q = 0."""
     return choose(q != 0, wide(q) * (log(q) - wide(x)), 0.0)
 
 
 @inlined
-def term_of_logarithm(x: Any, q: Any) -> Any:
+def term_of_logarithm(x: Number, q: Number) -> Number:
     """exp(q) * (q - x) in float64, 0 for q = -inf."""
     value, first, second = exp_parts(wide(q))
     product = (((wide(q) - wide(x)) * first) * value) * second
     return choose(q != -math.inf, product, 0.0)
 
 
-def divergence(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    write_terms(term, operands, out, 0, count)
+@elementwise(0, 1)
+def divergence(x: Number, q: Number) -> Number:
+    return term(x, q)
 
 
-def divergence_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    write_terms(term_of_logarithm, operands, out, 0, count)
-
-
-def float32_divergence(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    """Terms in float32."""
-    x, target = operands[0], operands[1]
-    for start in range(0, count, BLOCK):
-        stop, extreme = min(start + BLOCK, count), False
-        for i in range(start, stop):
-            q = target[i]
-            out[i] = choose(q != 0, q * (log_float32_normal(q) - x[i]), ZERO)
-            extreme = extreme | ((q != 0) & ((not q >= LEAST_NORMAL) | (not q < INFINITE)))
-        if extreme:
-            for i in range(start, stop):
-                q = target[i]
-                out[i] = choose(q != 0, q * (log_float32(q) - x[i]), ZERO)
+@elementwise(0, 1)
+def divergence_of_logarithms(x: Number, q: Number) -> Number:
+    return term_of_logarithm(x, q)
 
 
 @inlined
-def float32_term_of_logarithm(x: Any, q: Any) -> Any:
+def term_by_float32_logarithm(x: Number, q: Number) -> Number:
+    """`term` in float32."""
+    return choose(q != 0, q * (log_float32(q) - x), ZERO)
+
+
+@elementwise(0, 1, exact=term_by_float32_logarithm)
+def float32_divergence(x: Number, q: Number) -> tuple[Number, bool]:
+    """Terms in float32."""
+    is_normal = (q >= LEAST_NORMAL) & (q < INFINITE)
+    return choose(q != 0, q * (log_float32_normal(q) - x), ZERO), (q != 0) & (not is_normal)
+
+
+@inlined
+def float32_term_of_logarithm(x: Number, q: Number) -> Number:
     """exp(q) * (q - x) in float32, for abs(q) < EXP_LIMIT."""
     excess, power = exp_excess_parts(q)
     return fma((q - x) * power, excess, (q - x) * power)
 
 
-def float32_divergence_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    """Terms in float32, in float64 for blocks with an element out of range."""
-    x, target = operands[0], operands[1]
-    for start in range(0, count, BLOCK):
-        stop, extreme = min(start + BLOCK, count), False
-        for i in range(start, stop):
-            result = float32_term_of_logarithm(x[i], target[i])
-            out[i] = result
-            extreme = extreme | (not abs(target[i]) < EXP_LIMIT) | (not abs(result) < INFINITE)
-        if extreme:
-            write_terms(term_of_logarithm, operands, out, start, stop)
+@elementwise(0, 1, exact=term_of_logarithm)
+def float32_divergence_of_logarithms(x: Number, q: Number) -> tuple[Number, bool]:
+    """Terms in float32."""
+    result = float32_term_of_logarithm(x, q)
+    return result, (not abs(q) < EXP_LIMIT) | (not abs(result) < INFINITE)
 
 
 # --- sums --------------------------------------------------------------------------------------------------------
@@ -138,8 +132,8 @@ def total_of_block(operands: Operands, start: int, stop: int) -> Any:
     least = max(LEAST_MEAN * total(weight), wide(LEAST))
     good = not any_negative(seen) and least <= abs(part) < math.inf
     if not good:
-        return total_of(term, operands, start, stop)
-    return part + total_of(term, operands, start + whole, stop)
+        return total_of(term, (x, target), start, stop)
+    return part + total_of(term, (x, target), start + whole, stop)
 
 
 @inlined
@@ -164,7 +158,7 @@ def total_of_block_of_logarithms(operands: Operands, start: int, stop: int) -> A
         size = add_any_order(size, abs(value))
         large = large | (target[i] > GREATEST_POWER)
     good = not large and LEAST_LEFT * size <= abs(total) < math.inf
-    return total if good else total_of(term_of_logarithm, operands, start, stop)
+    return total if good else total_of(term_of_logarithm, (x, target), start, stop)
 
 
 def total_divergence(operands: Operands, out: Array, count: int, parameters: Array) -> None:

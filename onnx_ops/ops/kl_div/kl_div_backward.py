@@ -23,11 +23,12 @@ from onnx_ops.loops.primitives import (
     exp_of_float32,
     exp_parts,
     fma,
-    helper,
+    inlined,
     like,
     wide,
 )
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elementwise import SHARE, Number, elementwise, exact_share
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE
 from onnx_ops.ops.kl_div._bodies import covers
 from onnx_ops.ops.kl_div._rules import CHOICES, LEAST, attributes, check_attributes
@@ -100,14 +101,11 @@ def reference(
     return rounded(out, self.dtype, dtype)
 
 
-def product(operands: Operands, out: Array, count: int, parameters: Array) -> None:
+@elementwise(0, 2, parameters=(0,))
+def product(g: Number, q: Number, share: Number) -> Number:
     """-target * grad_output * share; scales the larger factor first, so that no product under- or overflows alone."""
-    grad_output, target = operands[0], operands[2]
-    share = parameters[0]
-    for i in range(count):
-        q, g = target[i], grad_output[i]
-        larger, smaller = (q, g) if abs(q) > abs(g) else (g, q)
-        out[i] = -(larger * share) * smaller
+    larger, smaller = (q, g) if abs(q) > abs(g) else (g, q)
+    return -(larger * share) * smaller
 
 
 def product_with_one_gradient(operands: Operands, out: Array, count: int, parameters: Array) -> None:
@@ -124,30 +122,20 @@ def product_with_one_gradient(operands: Operands, out: Array, count: int, parame
         out[i] = target[i] * scale
 
 
-@helper
-def compute_in_double(operands: Operands, step: int, out: Array, start: int, stop: int, parameters: Array) -> None:
-    """Elements [start, stop) in float64; step: 0 for a scalar grad_output, else 1."""
-    grad_output, target = operands[0], operands[2]
-    share = -(wide(parameters[0]) + wide(parameters[LAST_PARAMETER]))
-    for i in range(start, stop):
-        out[i] = (wide(grad_output[i * step]) * share) * exp_of_float32(target[i])
+@inlined
+def exact_product(g: Number, q: Number, share: Number, lost: Number) -> Number:
+    """-exp(target) * grad_output * share in float64."""
+    return (wide(g) * -exact_share(share, lost)) * exp_of_float32(q)
 
 
-def product_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
+@elementwise(0, 2, parameters=SHARE, exact=exact_product)
+def product_of_logarithms(g: Number, q: Number, share: Number, lost: Number) -> tuple[Number, bool]:
     """-exp(target) * grad_output * share in float32."""
-    grad_output, target = operands[0], operands[2]
-    share = -parameters[0]
-    for start in range(0, count, BLOCK):
-        stop, extreme = min(start + BLOCK, count), False
-        for i in range(start, stop):
-            q, scale = target[i], grad_output[i] * share
-            excess, power = exp_excess_parts(q)
-            result = fma(scale * power, excess, scale * power)
-            out[i] = result
-            extreme = extreme | (not abs(q) < EXP_LIMIT) | ((abs(scale) < LEAST) & (grad_output[i] != 0))
-            extreme = extreme | (not abs(result) < INFINITE)
-        if extreme:
-            compute_in_double(operands, 1, out, start, stop, parameters)
+    scale = g * -share
+    excess, power = exp_excess_parts(q)
+    result = fma(scale * power, excess, scale * power)
+    small = (abs(scale) < LEAST) & (g != 0)
+    return result, (not abs(q) < EXP_LIMIT) | small | (not abs(result) < INFINITE)
 
 
 def product_of_logarithms_with_one_gradient(operands: Operands, out: Array, count: int, parameters: Array) -> None:
@@ -165,21 +153,15 @@ def product_of_logarithms_with_one_gradient(operands: Operands, out: Array, coun
             out[i] = result
             extreme = extreme | (not abs(q) < EXP_LIMIT) | (not abs(result) < INFINITE)
         if extreme:
-            compute_in_double(operands, 0, out, start, stop, parameters)
+            for i in range(start, stop):
+                out[i] = exact_product(grad_output, target[i], parameters[0], parameters[LAST_PARAMETER])
 
 
-def product_of_logarithms_in_16_bits(operands: Operands, out: Array, count: int, parameters: Array) -> None:
+@elementwise(0, 2, parameters=SHARE, exact=exact_product)
+def product_of_logarithms_in_16_bits(g: Number, q: Number, share: Number, lost: Number) -> tuple[Number, bool]:
     """`product_of_logarithms` for 16-bit results."""
-    grad_output, target = operands[0], operands[2]
-    share = -parameters[0]
-    for start in range(0, count, BLOCK):
-        stop, extreme = min(start + BLOCK, count), False
-        for i in range(start, stop):
-            q, scale = target[i], grad_output[i] * share
-            out[i] = scale * exp_approx(q)
-            extreme = extreme | (not abs(q) < EXP_LIMIT) | ((abs(scale) < LEAST) & (grad_output[i] != 0))
-        if extreme:
-            compute_in_double(operands, 1, out, start, stop, parameters)
+    scale = g * -share
+    return scale * exp_approx(q), (not abs(q) < EXP_LIMIT) | ((abs(scale) < LEAST) & (g != 0))
 
 
 def product_of_logarithms_with_one_gradient_in_16_bits(
@@ -195,16 +177,15 @@ def product_of_logarithms_with_one_gradient_in_16_bits(
             out[i] = scale * exp_approx(q)
             extreme = extreme | (not abs(q) < EXP_LIMIT)
         if extreme:
-            compute_in_double(operands, 0, out, start, stop, parameters)
+            for i in range(start, stop):
+                out[i] = exact_product(grad_output, target[i], parameters[0], parameters[LAST_PARAMETER])
 
 
-def double_product_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
+@elementwise(0, 2, parameters=(0,))
+def double_product_of_logarithms(g: Number, q: Number, share: Number) -> Number:
     """-exp(target) * grad_output * share in float64, where exp(target) alone may over- or underflow."""
-    grad_output, target = operands[0], operands[2]
-    share = parameters[0]
-    for i in range(count):
-        value, first, second = exp_parts(wide(target[i]))
-        out[i] = -((wide(grad_output[i]) * first) * share) * (value * second)
+    value, first, second = exp_parts(wide(q))
+    return -((wide(g) * first) * share) * (value * second)
 
 
 def body(b: Body) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +32,7 @@ from onnx_ops.loops.primitives import (
     wide,
 )
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elementwise import SHARE, Number, elementwise, exact_share
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE, LEAST_NORMAL
 from onnx_ops.ops.kl_div._bodies import by_log_target, covers
 from onnx_ops.ops.kl_div._rules import CHOICES, LARGE, LEAST, attributes, check_attributes, exponential
@@ -107,20 +107,16 @@ def reference(
         return rounded(sum_to(terms, target.shape), target.dtype, dtype)
 
 
-def gradient(operands: Operands, out: Array, count: int, parameters: Array) -> None:
+@elementwise(0, 1, 2, parameters=SHARE)
+def gradient(g: Number, x: Number, q: Number, share: Number, lost: Number) -> Number:
     """grad_output * share * (log(target) - self + 1) in float64."""
-    grad_output, x, target = operands[0], operands[1], operands[2]
-    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
-    for i in range(count):
-        out[i] = (wide(grad_output[i]) * share) * ((log(target[i]) - wide(x[i])) + 1.0)
+    return (wide(g) * exact_share(share, lost)) * ((log(q) - wide(x)) + 1.0)
 
 
-def float32_gradient(operands: Operands, out: Array, count: int, parameters: Array) -> None:
+@elementwise(0, 1, 2, parameters=SHARE)
+def float32_gradient(g: Number, x: Number, q: Number, share: Number, lost: Number) -> Number:
     """`gradient` with logarithms in float32, for terms that are not summed."""
-    grad_output, x, target = operands[0], operands[1], operands[2]
-    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
-    for i in range(count):
-        out[i] = (wide(grad_output[i]) * share) * wide((log_float32(target[i]) - x[i]) + ONE)
+    return (wide(g) * exact_share(share, lost)) * wide((log_float32(q) - x) + ONE)
 
 
 def float32_gradient_with_one_gradient(operands: Operands, out: Array, count: int, parameters: Array) -> None:
@@ -141,19 +137,17 @@ def float32_gradient_with_one_gradient(operands: Operands, out: Array, count: in
 
 
 @inlined
-def slope_times_exp(scale: Any, x: Any, q: Any) -> Any:
+def slope_times_exp(scale: Number, x: Number, q: Number) -> Number:
     """scale * exp(q) * (q - x + 1) in float64."""
     value, first, second = exp_parts(wide(q))
     product = (((scale * ((wide(q) - wide(x)) + 1.0)) * first) * value) * second
     return choose(q != -math.inf, product, 0.0)
 
 
-def gradient_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:
+@elementwise(0, 1, 2, parameters=SHARE)
+def gradient_of_logarithms(g: Number, x: Number, q: Number, share: Number, lost: Number) -> Number:
     """`gradient` for log-probabilities."""
-    grad_output, x, target = operands[0], operands[1], operands[2]
-    share = wide(parameters[0]) + wide(parameters[LAST_PARAMETER])
-    for i in range(count):
-        out[i] = slope_times_exp(wide(grad_output[i]) * share, x[i], target[i])
+    return slope_times_exp(wide(g) * exact_share(share, lost), x, q)
 
 
 def float32_gradient_of_logarithms(operands: Operands, out: Array, count: int, parameters: Array) -> None:

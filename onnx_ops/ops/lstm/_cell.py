@@ -10,7 +10,7 @@ from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.types import Shape
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.primitives import ONE, choose, exp_excess_parts, exp_parts_of_nonpositive, helper, inlined, like
+from onnx_ops.loops.primitives import ONE, choose, exp_excess_parts, exp_parts, helper, inlined, like
 from onnx_ops.loops.records import MAX_OUTPUTS, Job
 from onnx_ops.loops.shapes import give_shape, same_sizes, volume
 
@@ -26,7 +26,7 @@ TWO = np.float32(2)
 @inlined
 def sigmoid(x: Any) -> Any:
     """1 / (1 + exp(-x)) of a float32 or float64, accurate where it is subnormal."""
-    value, first, second = exp_parts_of_nonpositive(-abs(x))
+    value, first, second = exp_parts(-abs(x))
     power = (value * first) * second
     return choose(x < 0, power, like(1, power)) / (ONE + power)
 

@@ -12,9 +12,10 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType, promote
-from onnx_ops.loops.loop import Array, Loop, Operands
+from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ZERO
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elementwise import Number, elementwise
 from onnx_ops.ops.references import computing_dtype, promoted, rounded
 
 SIGNATURE = Signature(
@@ -63,10 +64,9 @@ def reference(
     return rounded(np.where(condition, self.astype(compute), other.astype(compute)), promoted(self, other), dtype)
 
 
-def select(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    condition, own, other = operands[0], operands[1], operands[2]
-    for i in range(count):
-        out[i] = own[i] if condition[i] > ZERO else other[i]
+@elementwise(0, 1, 2)
+def select(condition: Number, own: Number, other: Number) -> Number:
+    return own if condition > ZERO else other
 
 
 def body(b: Body) -> None:

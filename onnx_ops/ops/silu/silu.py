@@ -13,9 +13,10 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Array, Loop, Operands
+from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ONE, exp_of_difference
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elementwise import Number, elementwise
 from onnx_ops.ops.references import rounded
 
 SIGNATURE = Signature(
@@ -60,14 +61,13 @@ def reference(self: np.ndarray, *, dtype: npt.DTypeLike | None = None) -> np.nda
         return rounded(x / (1 + np.exp(np.negative(x))), self.dtype, dtype)
 
 
-def core(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    x = operands[0]
-    for i in range(count):
-        out[i] = x[i] / (ONE + exp_of_difference(-x[i]))
+@elementwise(0)
+def silu(x: Number) -> Number:
+    return x / (ONE + exp_of_difference(-x))
 
 
 def kernel(call: Call) -> Loop:
-    return Loop(SIGNATURE.space, computing_type(call), core)
+    return Loop(SIGNATURE.space, computing_type(call), silu)
 
 
 def body(b: Body) -> None:

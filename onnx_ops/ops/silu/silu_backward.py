@@ -14,9 +14,10 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Array, Loop, Operands
-from onnx_ops.loops.primitives import ONE, exp_parts_of_nonpositive, fma
+from onnx_ops.loops.loop import Loop
+from onnx_ops.loops.primitives import ONE, exp_parts, fma
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elementwise import Number, elementwise
 from onnx_ops.ops.mirrored import bounded, bounded_size, gradient, reference_gradient, store_gradient
 
 SIGNATURE = Signature(
@@ -82,21 +83,19 @@ def reference(grad_output: np.ndarray, self: np.ndarray, *, dtype: npt.DTypeLike
     return reference_gradient(grad_output, self, mirrored, FAR8, dtype)
 
 
-def core(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    """parameters: the reciprocal of the divisor (1), far."""
-    grad_output, x, far = operands[0], operands[1], parameters[1]
-    for i in range(count):
-        a = bounded(x[i], far)
-        value, first, second = exp_parts_of_nonpositive(-a)
-        decay = (value * first) * second
-        side = ONE / (ONE + decay)
-        side = fma(side, fma(-side, decay, ONE - side), side)  # rounding error of the quotient
-        out[i] = gradient(grad_output[i], x[i], value, first, second, side * fma(-a, side, ONE))
+@elementwise(0, 1, parameters=(1,))
+def silu_backward(grad: Number, x: Number, far: Number) -> Number:
+    a = bounded(x, far)
+    value, first, second = exp_parts(-a)
+    decay = (value * first) * second
+    side = ONE / (ONE + decay)
+    side = fma(side, fma(-side, decay, ONE - side), side)  # rounding error of the quotient
+    return gradient(grad, x, value, first, second, side * fma(-a, side, ONE))
 
 
 def kernel(call: Call) -> Loop:
     compute = computing_type(call)
-    return Loop(SIGNATURE.space, compute, core, parameters=(far_of(compute),))
+    return Loop(SIGNATURE.space, compute, silu_backward, parameters=(far_of(compute),))
 
 
 def body(b: Body) -> None:

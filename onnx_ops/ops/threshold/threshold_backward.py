@@ -12,9 +12,10 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Array, Loop, Operands
+from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import ZERO
 from onnx_ops.ops.computing import computing_type
+from onnx_ops.ops.elementwise import Number, elementwise
 from onnx_ops.ops.references import computing_dtype, promoted, rounded
 
 SIGNATURE = Signature(
@@ -69,12 +70,9 @@ def reference(
     return rounded(np.where(stops, compute.type(0), grad_output.astype(compute)), promoted(grad_output, self), dtype)
 
 
-def pass_above(operands: Operands, out: Array, count: int, parameters: Array) -> None:
-    """parameters: the reciprocal of the divisor (1), threshold."""
-    grad_output, x = operands[0], operands[1]
-    threshold = parameters[1]
-    for i in range(count):
-        out[i] = ZERO if x[i] <= threshold else grad_output[i]
+@elementwise(0, 1, parameters=(1,))
+def pass_above(grad: Number, x: Number, threshold: Number) -> Number:
+    return ZERO if x <= threshold else grad
 
 
 def body(b: Body) -> None:

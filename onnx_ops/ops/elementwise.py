@@ -1,0 +1,76 @@
+"""Cores of scalar functions."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from onnx_ops.loops.loop import Array, Core, Operands
+from onnx_ops.loops.primitives import LAST_PARAMETER, add_any_order, elements_at, helper, inlined, items_of, wide
+from onnx_ops.ops.extremes import BLOCK
+
+Number = Any
+"""A number of the computing dtype, or a float64."""
+Scalar = Callable[..., Any]
+"""A function of numbers."""
+SHARE = (0, LAST_PARAMETER)
+"""The parameters of `exact_share`."""
+
+
+def elementwise(
+    *inputs: int, parameters: tuple[int, ...] = (), exact: Scalar | Core | None = None
+) -> Callable[[Scalar], Core]:
+    """Make a core of a function of numbers, which is inlined into its loop.
+
+    Its arguments are an element of each of the inputs, followed by the parameters.
+
+    Args:
+        inputs: numbers of inputs.
+        parameters: their indices.
+        exact: without it the function returns an element of the output; else an element, and whether that may be wrong,
+            in which case its block is computed by `exact`, a function with these arguments or the core made of one.
+    """
+
+    def core_of(function: Scalar) -> Core:
+        term, exact_term = inlined(function), inspect.unwrap(exact or function)
+
+        # The loops stand in the cores: LLVM vectorizes differently what it inlines later.
+        @functools.wraps(function)
+        def core(operands: Operands, out: Array, count: int, numbers: Array) -> None:
+            elements, constants = items_of(operands, inputs), items_of(numbers, parameters)
+            for i in range(count):
+                out[i] = term(*(elements_at(elements, i) + constants))
+
+        @functools.wraps(function)
+        def checked_core(operands: Operands, out: Array, count: int, numbers: Array) -> None:
+            elements, constants = items_of(operands, inputs), items_of(numbers, parameters)
+            for start in range(0, count, BLOCK):
+                stop, is_wrong = min(start + BLOCK, count), False
+                for i in range(start, stop):
+                    result, may_be_wrong = term(*(elements_at(elements, i) + constants))
+                    out[i] = result
+                    is_wrong = is_wrong | may_be_wrong
+                if is_wrong:
+                    for i in range(start, stop):
+                        out[i] = exact_term(*(elements_at(elements, i) + constants))
+
+        return core if exact is None else checked_core
+
+    return core_of
+
+
+@helper
+def total_of(term: Scalar, inputs: Any, start: int, stop: int) -> Any:
+    """The sum of the terms of elements [start, stop) in float64, in any order."""
+    total = 0.0
+    for i in range(start, stop):
+        total = add_any_order(total, term(*elements_at(inputs, i)))
+    return total
+
+
+@inlined
+def exact_share(share: Any, lost: Any) -> Any:
+    """The reciprocal of the divisor in float64: parameters[0] and its rounding error."""
+    return wide(share) + wide(lost)
