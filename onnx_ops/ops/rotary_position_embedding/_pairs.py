@@ -5,6 +5,7 @@ The features of a position of a head, the last axis, make up a row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -14,11 +15,11 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.types import MAX_RANK, Shape
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.memory import item_size
+from onnx_ops.loops.memory import allocate, free, item_size, record_at
 from onnx_ops.loops.primitives import ceil_divide, helper
-from onnx_ops.loops.records import Job, Kernel, Numbers, record_of
+from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, Numbers, record_of
 from onnx_ops.loops.shapes import same_shape, volume
-from onnx_ops.ops.elements import elements
+from onnx_ops.ops.elements import deliver, destination, elements
 
 HALF, INTERLEAVE, QUARTER, INTERLEAVE_HALF = range(4)
 MODES = {HALF: "half", INTERLEAVE: "interleave", QUARTER: "quarter", INTERLEAVE_HALF: "interleave-half"}
@@ -28,6 +29,10 @@ MODE = attribute(
 
 WORK = 1 << 15
 """Approximate number of elements per task."""
+FEATURES, COS, SIN = range(3)
+"""Inputs of both ops: rows of features, or gradients with respect to them, cosines and sines."""
+Turn = Callable[[Any, Any, Any, int, int, Any], None]
+"""turn(x, cos, sin, width, mode, out): a row, from a row of features, of cosines and of sines."""
 
 
 def check_pairs(call: Call, name: str) -> Shape | None:
@@ -98,24 +103,24 @@ LAYOUT = record_of(Rows)
 
 
 @helper
-def lay_out(layout: Rows, job: Job, i: int, cos: int, sin: int, mode: int) -> bool:
-    """Write the layout for input i, and the number of tasks; returns whether the shapes of cosines and sines fit."""
-    rank, own = job.rank[i], job.rank[cos]
-    if rank < 1 or own < 1 or own > rank or not same_shape(job, sin, cos):
+def lay_out(layout: Rows, job: Job, mode: int) -> bool:
+    """Write the layout of the rows, and the number of tasks; returns whether the shapes of cosines and sines fit."""
+    rank, own = job.rank[FEATURES], job.rank[COS]
+    if rank < 1 or own < 1 or own > rank or not same_shape(job, SIN, COS):
         return False
-    width = job.dims[i, rank - 1]
-    if job.dims[cos, own - 1] != width or width % (4 if mode == QUARTER else 2) != 0:
+    width = job.dims[FEATURES, rank - 1]
+    if job.dims[COS, own - 1] != width or width % (4 if mode == QUARTER else 2) != 0:
         return False
     angles = 1
     for k in range(2, rank + 1):  # axes from the last but one on
-        size = job.dims[cos, own - k] if k <= own else 1
-        if size != 1 and size != job.dims[i, rank - k]:
+        size = job.dims[COS, own - k] if k <= own else 1
+        if size != 1 and size != job.dims[FEATURES, rank - k]:
             return False
-        layout.size[rank - k] = job.dims[i, rank - k]
+        layout.size[rank - k] = job.dims[FEATURES, rank - k]
         layout.stride[rank - k] = 0 if size == 1 else angles
         angles *= size
     layout.width, layout.axes, layout.angles = width, rank - 1, angles
-    layout.rows = volume(job, i, 0, rank - 1)
+    layout.rows = volume(job, FEATURES, 0, rank - 1)
     layout.step = max(WORK // max(width, 1), 1)
     layout.angle_step = max(WORK // max(width * ceil_divide(layout.rows, max(angles, 1)), 1), 1)
     job.tasks = 0 if width == 0 else ceil_divide(layout.rows, layout.step)
@@ -154,6 +159,34 @@ def row_of(kernel: Kernel, job: Job, i: int, row: int, width: int, converted: An
     """A row of input i in a computing dtype: where it is, if it has it, else in `converted`."""
     element_type = kernel.element_type[i]
     return elements(kernel, job.data[i] + row * width * item_size(element_type), element_type, width, converted, dtype)
+
+
+@helper
+def turn_rows(job: Job, number: int, turn: Turn, mode: int, dtype: Any) -> None:
+    """Some rows of the first output, computed in this dtype."""
+    kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
+    width, element_type, in_place = layout.width, kernel.element_type[FEATURES], job.in_place != 0
+    memory, index, features, cosines, sines, result = allocate(
+        (MAX_RANK, np.int64), (width, dtype), (width, dtype), (width, dtype), (width, dtype)
+    )
+    if memory == 0:
+        job.failed = NO_MEMORY
+        return
+    begin = number * layout.step
+    angle = angles_of(layout, begin, index)
+    cos = row_of(kernel, job, COS, angle, width, cosines, dtype)
+    sin = row_of(kernel, job, SIN, angle, width, sines, dtype)
+    for row in range(begin, min(begin + layout.step, layout.rows)):
+        x = row_of(kernel, job, FEATURES, row, width, features, dtype)
+        target = job.output[0] + row * width * item_size(element_type)
+        turn(x, cos, sin, width, mode, destination(target, element_type, width, in_place, result, dtype))
+        deliver(kernel, result, width, target, element_type, in_place, dtype)
+        following = next_angles(layout, angle, index)
+        if following != angle:
+            angle = following
+            cos = row_of(kernel, job, COS, angle, width, cosines, dtype)
+            sin = row_of(kernel, job, SIN, angle, width, sines, dtype)
+    free(memory)
 
 
 # --- in function bodies -----------------------------------------------------------------------------------------------

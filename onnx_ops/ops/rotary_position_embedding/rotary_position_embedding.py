@@ -11,16 +11,16 @@ from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature
-from onnx_ops.core.types import MAX_RANK, TensorType
+from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Layout, Tasks
-from onnx_ops.loops.memory import allocate, free, item_size, record_at, size_of, tail, whole_lines
+from onnx_ops.loops.memory import record_at, size_of, tail, whole_lines
 from onnx_ops.loops.primitives import helper
-from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
+from onnx_ops.loops.records import KERNEL, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.elements import deliver, destination
 from onnx_ops.ops.references import computing_dtype, rounded
 from onnx_ops.ops.rotary_position_embedding._pairs import (
+    FEATURES,
     INTERLEAVE,
     INTERLEAVE_HALF,
     LAYOUT,
@@ -28,13 +28,11 @@ from onnx_ops.ops.rotary_position_embedding._pairs import (
     MODES,
     QUARTER,
     Pairs,
-    angles_of,
     check_pairs,
     gathered,
     lay_out,
-    next_angles,
     quarter_turn,
-    row_of,
+    turn_rows,
 )
 
 SIGNATURE = Signature(
@@ -98,7 +96,6 @@ def reference(
 
 # --- the kernel: one task for some rows ------------------------------------------------------------------------------
 
-X, COS, SIN = range(3)
 Y = 0
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
@@ -106,9 +103,9 @@ ATTRIBUTES = attributes_of(SIGNATURE.schema)
 def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     """Write the layout and the shape of the output; returns whether the shapes of the inputs fit."""
     mode = record_at(kernel.attributes, ATTRIBUTES).mode
-    if not lay_out(record_at(address, LAYOUT), job, X, COS, SIN, mode):
+    if not lay_out(record_at(address, LAYOUT), job, mode):
         return False
-    give_shape(job, Y, X)
+    give_shape(job, Y, FEATURES)
     job.scratch_bytes = whole_lines(size_of(LAYOUT))
     return True
 
@@ -151,32 +148,8 @@ def rotate(x: Any, cos: Any, sin: Any, width: int, mode: int, out: Any) -> None:
 
 def task(job: Job, number: int, dtype: Any) -> None:
     """Some rows, computed in this dtype."""
-    kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
-    width, element_type, in_place = layout.width, kernel.element_type[X], job.in_place != 0
-    mode = record_at(kernel.attributes, ATTRIBUTES).mode
-    memory, index, features, cosines, sines, result = allocate(
-        (MAX_RANK, np.int64), (width, dtype), (width, dtype), (width, dtype), (width, dtype)
-    )
-    if memory == 0:
-        job.failed = NO_MEMORY
-        return
-    begin = number * layout.step
-    end = min(begin + layout.step, layout.rows)
-    angle = angles_of(layout, begin, index)
-    cos = row_of(kernel, job, COS, angle, width, cosines, dtype)
-    sin = row_of(kernel, job, SIN, angle, width, sines, dtype)
-    for row in range(begin, end):
-        x = row_of(kernel, job, X, row, width, features, dtype)
-        target = job.output[Y] + row * width * item_size(element_type)
-        out = destination(target, element_type, width, in_place, result, dtype)
-        rotate(x, cos, sin, width, mode, out)
-        deliver(kernel, result, width, target, element_type, in_place, dtype)
-        following = next_angles(layout, angle, index)
-        if following != angle:
-            angle = following
-            cos = row_of(kernel, job, COS, angle, width, cosines, dtype)
-            sin = row_of(kernel, job, SIN, angle, width, sines, dtype)
-    free(memory)
+    kernel = record_at(job.kernel, KERNEL)
+    turn_rows(job, number, rotate, record_at(kernel.attributes, ATTRIBUTES).mode, dtype)
 
 
 def kernel(call: Call) -> Tasks:

@@ -29,25 +29,26 @@ from onnx_ops.loops.primitives import ceil_divide, helper, wide
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape, same_shape
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.elements import deliver, destination
 from onnx_ops.ops.references import computing_dtype, rounded, sum_to
 from onnx_ops.ops.rotary_position_embedding._pairs import (
+    COS,
+    FEATURES,
     INTERLEAVE,
     INTERLEAVE_HALF,
     LAYOUT,
     MODE,
     MODES,
     QUARTER,
+    SIN,
     Pairs,
     Rows,
-    angles_of,
     check_pairs,
     gathered,
     lay_out,
-    next_angles,
     quarter_turn,
     row_of,
     scattered,
+    turn_rows,
 )
 
 SIGNATURE = Signature(
@@ -133,7 +134,7 @@ def reference(
 
 # --- the kernel: one task for some rows, and before these one for the sums of some rows of cosines --------------------
 
-DY, COS, SIN, X = range(4)
+X = 3
 DX, DCOS, DSIN = range(3)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
@@ -142,11 +143,11 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     """Write the layout and the shapes of the outputs; returns whether the inputs fit."""
     layout, mode = record_at(address, LAYOUT), record_at(kernel.attributes, ATTRIBUTES).mode
     given, summed = kernel.element_type[X] != 0, kernel.output_type[DCOS] != 0 or kernel.output_type[DSIN] != 0
-    if not lay_out(layout, job, DY, COS, SIN, mode) or (summed and not given):
+    if not lay_out(layout, job, mode) or (summed and not given):
         return False
-    if given and not same_shape(job, X, DY):
+    if given and not same_shape(job, X, FEATURES):
         return False
-    give_shape(job, DX, DY)
+    give_shape(job, DX, FEATURES)
     give_shape(job, DCOS, COS)
     give_shape(job, DSIN, SIN)
     job.prepare_tasks = ceil_divide(layout.angles, layout.angle_step) if summed and layout.width > 0 else 0
@@ -278,7 +279,7 @@ def prepare(job: Job, number: int, dtype: Any) -> None:
         for i in range(width):
             by_cos[i], by_sin[i] = 0.0, 0.0
         for _ in range(layout.rows // layout.angles):
-            grad = row_of(kernel, job, DY, row, width, grads, dtype)
+            grad = row_of(kernel, job, FEATURES, row, width, grads, dtype)
             x = row_of(kernel, job, X, row, width, features, dtype)
             add_row(grad, x, width, mode, by_cos, by_sin)
             row = next_row(layout, row, index, strides)
@@ -289,32 +290,8 @@ def prepare(job: Job, number: int, dtype: Any) -> None:
 
 def task(job: Job, number: int, dtype: Any) -> None:
     """Some rows, computed in this dtype."""
-    kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
-    width, element_type, in_place = layout.width, kernel.element_type[DY], job.in_place != 0
-    mode = record_at(kernel.attributes, ATTRIBUTES).mode
-    memory, index, grads, cosines, sines, result = allocate(
-        (MAX_RANK, np.int64), (width, dtype), (width, dtype), (width, dtype), (width, dtype)
-    )
-    if memory == 0:
-        job.failed = NO_MEMORY
-        return
-    begin = number * layout.step
-    end = min(begin + layout.step, layout.rows)
-    angle = angles_of(layout, begin, index)
-    cos = row_of(kernel, job, COS, angle, width, cosines, dtype)
-    sin = row_of(kernel, job, SIN, angle, width, sines, dtype)
-    for row in range(begin, end):
-        grad = row_of(kernel, job, DY, row, width, grads, dtype)
-        target = job.output[DX] + row * width * item_size(element_type)
-        out = destination(target, element_type, width, in_place, result, dtype)
-        turn_back(grad, cos, sin, width, mode, out)
-        deliver(kernel, result, width, target, element_type, in_place, dtype)
-        following = next_angles(layout, angle, index)
-        if following != angle:
-            angle = following
-            cos = row_of(kernel, job, COS, angle, width, cosines, dtype)
-            sin = row_of(kernel, job, SIN, angle, width, sines, dtype)
-    free(memory)
+    kernel = record_at(job.kernel, KERNEL)
+    turn_rows(job, number, turn_back, record_at(kernel.attributes, ATTRIBUTES).mode, dtype)
 
 
 def kernel(call: Call) -> Tasks:
