@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -46,6 +47,7 @@ class Task:
     setup: dict[str, Any]
 
 
+@functools.cache
 def all_tasks() -> dict[str, Task]:
     """The tasks, by the names that the page uses."""
     return {"digits": single_digits(), "lines": lines_of_digits()}

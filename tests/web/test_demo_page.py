@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("matplotlib")
@@ -18,17 +16,24 @@ READABLE = 11.0
 """The font size in pixels; 16 are usual on pages."""
 
 
-@pytest.mark.parametrize("width", [320, 390, 700, 870, 1280])
-def test_fits(browser: Browser, tmp_path: Path, width: int) -> None:
-    """Nothing is cut off, and text in pictures is never too small to read."""
-    with pictures.picture(tmp_path / "picture.png", 2) as figure:
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of a page with a picture."""
+    folder = tmp_path_factory.mktemp("page")
+    with pictures.picture(folder / "picture.png", 2) as figure:
         figure.subplots().set_title("What there is to see")
     op = "BatchNormGatherStatsWithCounts"
     result = Result(op, "digits read by workers that share small batches", "97 %", True, 1e-7, {}, 12)
-    drawn = Result(op, "a task", "98 %", True, 1e-7, {tmp_path / "picture.png": "What it shows."}, 12)
-    (tmp_path / "index.html").write_text(page({"one": result, "two": drawn}, full=False), encoding="utf-8")
+    drawn = Result(op, "a task", "98 %", True, 1e-7, {folder / "picture.png": "What it shows."}, 12)
+    (folder / "index.html").write_text(page({"one": result, "two": drawn}, full=False), encoding="utf-8")
+    return (folder / "index.html").as_uri()
+
+
+@pytest.mark.parametrize("width", [320, 390, 700, 870, 1280])
+def test_fits(browser: Browser, address: str, width: int) -> None:
+    """Nothing is cut off, and text in pictures is never too small to read."""
     with browser.new_page(viewport={"width": width, "height": 800}) as shown:
-        shown.goto((tmp_path / "index.html").as_uri())
+        shown.goto(address)
         assert shown.evaluate("document.documentElement.scrollWidth") == width
         cut = """elements => elements.filter(element => {
             const { left, right } = element.getBoundingClientRect();

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
+import math
 import re
 import signal
 import socket
@@ -11,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -177,17 +179,24 @@ def test_interrupt_ends_it_quietly() -> None:
 # The page
 
 
+@pytest.fixture(scope="module")
+def pages(browser: Browser, url: str) -> Iterator[Callable[[str], Page]]:
+    """A function of a task to its page, which takes seconds to load and which the tests share."""
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda task: stack.enter_context(opened(browser, f"{url}?task={task}")))
+
+
 @pytest.fixture
-def page(browser: Browser, url: str) -> Iterator[Page]:
+def page(pages: Callable[[str], Page]) -> Iterator[Page]:
     """The page of single digits, ready to start."""
-    with opened(browser, url) as page:
+    with restored(pages("digits")) as page:
         yield page
 
 
 @pytest.fixture
-def line_page(browser: Browser, url: str) -> Iterator[Page]:
+def line_page(pages: Callable[[str], Page]) -> Iterator[Page]:
     """The page of lines, ready to start."""
-    with opened(browser, f"{url}?task=lines") as page:
+    with restored(pages("lines")) as page:
         yield page
 
 
@@ -197,6 +206,19 @@ def opened(browser: Browser, address: str) -> Iterator[Page]:
     with watched(browser, address) as page:
         wait_for(page, "ready")
         yield page
+
+
+@contextlib.contextmanager
+def restored(page: Page) -> Iterator[Page]:
+    """The page, which is ready to start afterwards too."""
+    pace = page.input_value("#pace")
+    try:
+        yield page
+    finally:
+        page.select_option("#pace", pace)
+        if page.is_enabled("#reset"):
+            page.click("#reset")
+            wait_for(page, "ready")
 
 
 @contextlib.contextmanager
@@ -308,6 +330,7 @@ class TestPage:
         mistakes = [name for name in named if "≠" in name]
         expect(page.locator("#digits li:visible")).to_have_text(mistakes)
         assert page.locator("#no-mistakes").is_visible() == (not mistakes)
+        page.uncheck("#mistakes")
 
     def test_pause_and_resume(self, page: Page) -> None:
         page.click("#start")
@@ -386,16 +409,19 @@ class TestPage:
         ("name", "steps", "near"),
         [pytest.param("digits", 150, 1e-5, marks=pytest.mark.full), ("lines", 5, 1e-4)],
     )
-    def test_numbers_are_those_of_python(self, browser: Browser, url: str, name: str, steps: int, near: float) -> None:
+    def test_numbers_are_those_of_python(
+        self, pages: Callable[[str], Page], name: str, steps: int, near: float
+    ) -> None:
         """The same file, rates and batches give the same losses in Python, where kernels run; within float32."""
-        with opened(browser, f"{url}?task={name}") as page:
+        epochs = math.ceil(steps / tasks.all_tasks()[name].setup["stepsPerEpoch"])
+        with restored(pages(name)) as page:
             at_pace(page, AS_FAST_AS_IT_CAN)
             page.click("#start")
             wait_for_steps(page, steps)
             page.click("#pause")
             wait_for(page, "paused")
             losses = history(page)["losses"]
-            batches = [batch for epoch in drawn(page, name, 2) for batch in epoch]
+            batches = [batch for epoch in drawn(page, name, epochs) for batch in epoch]
         task = tasks.all_tasks()[name]
         trainer = onnx_ops.Trainer(task.step)
         expected = []
@@ -420,7 +446,12 @@ class TestPage:
             assert not np.array_equal(found, expected)
         assert not np.array_equal(epochs[0][0]["x"], epochs[1][0]["x"])
 
-    def test_keyboard(self, page: Page) -> None:
+    def test_keyboard(self, browser: Browser, url: str) -> None:
+        """On a page on which nothing has been clicked, from where the focus would go on."""
+        with opened(browser, url) as page:
+            self.check_keyboard(page)
+
+    def check_keyboard(self, page: Page) -> None:
         def focused() -> str:
             return page.evaluate("document.activeElement.id")
 
@@ -442,17 +473,19 @@ class TestPage:
         assert page.get_by_role("status").inner_text() == shown(page)["status"]
 
     @pytest.mark.parametrize("task", names_with(full=["digits"], names=["digits", "lines"]))
-    def test_fits_every_width(self, browser: Browser, url: str, task: str) -> None:
-        with opened(browser, f"{url}?task={task}") as page:
+    def test_fits_every_width(self, pages: Callable[[str], Page], task: str) -> None:
+        with restored(pages(task)) as page:
             for width in (1280, 320, 400, 500, 768, 1000, 1280):
                 page.set_viewport_size({"width": width, "height": 800})
                 page.wait_for_timeout(100)  # the charts follow
                 assert page.evaluate("document.documentElement.scrollWidth") == width
-                outside = """elements => elements.filter(element => {
-                    const { left, right } = element.getBoundingClientRect();
+                outside = """elements => {
                     const margin = parseFloat(getComputedStyle(document.body).paddingLeft);
-                    return right > left && (left < margin - 1 || right > innerWidth - margin + 1);
-                }).map(element => element.outerHTML)"""
+                    return elements.filter(element => {
+                        const { left, right } = element.getBoundingClientRect();
+                        return right > left && (left < margin - 1 || right > innerWidth - margin + 1);
+                    }).map(element => element.outerHTML);
+                }"""
                 assert page.locator("body *").evaluate_all(outside) == []
                 right = "element => Math.round(element.getBoundingClientRect().right)"
                 assert page.locator("#pace").evaluate(right) <= page.locator("#progress").evaluate(right)
