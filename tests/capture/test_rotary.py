@@ -111,18 +111,17 @@ BATCHES = [rows(3), rows(1, 7), rows(6, 2)]
 @pytest.mark.parametrize("form", [llama, chunked, partial, twice, doubled])
 def test_by_op(form: Form) -> None:
     expected = 2 if form is twice else 1
-    captured = gradients(Rotated(form), loss, (rows(3),), dynamic_shapes=(DIMS,))
+    captured = compared(Rotated(form), loss, BATCHES, DIMS)
     assert rotary(captured) == (expected, expected)
     assert not counts(captured)["Neg"]
-    compared(Rotated(form), loss, BATCHES, DIMS)
 
 
-@pytest.mark.parametrize("by_position", [False, True])
-@pytest.mark.parametrize("by_sample", [False, True])
+@pytest.mark.parametrize(
+    ("by_position", "by_sample"),
+    [(False, True), (True, False), pytest.param(True, True, marks=pytest.mark.full)],
+)
 def test_layouts_of_heads_and_angles(by_position: bool, by_sample: bool) -> None:
-    model = Rotated(llama, by_position, by_sample)
-    assert rotary(gradients(model, loss, (rows(3),), dynamic_shapes=(DIMS,))) == (1, 1)
-    compared(model, loss, BATCHES, DIMS)
+    assert rotary(compared(Rotated(llama, by_position, by_sample), loss, BATCHES, DIMS)) == (1, 1)
 
 
 def test_numbers_that_are_not_finite() -> None:
@@ -238,9 +237,8 @@ def test_factors_with_gradients() -> None:
     def own(model: nn.Module, x: Tensor) -> Tensor:
         return model(x).sin().square().mean()
 
-    captured = gradients(Learned(), own, (rows(3),))
+    captured = compared(Learned(), own, BATCHES, DIMS)
     assert counts(captured)["RotaryPositionEmbedding"] == 0
-    compared(Learned(), own, BATCHES, DIMS)
 
 
 def test_16_bit_stays() -> None:
@@ -307,26 +305,28 @@ def squares(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).sin().square().mean()
 
 
-@pytest.mark.parametrize("by_sample", [False, True])
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(
+    ("by_sample", "layers"),
+    [
+        (False, 1),
+        (True, 2),
+        pytest.param(False, 2, marks=pytest.mark.full),
+        pytest.param(True, 1, marks=pytest.mark.full),
+    ],
+)
 def test_attention_without_transposes(by_sample: bool, layers: int) -> None:
     """But for those of cosines and sines, which all layers share."""
-    model = Attending(by_sample=by_sample, layers=layers)
-    captured = gradients(model, squares, (rows(3),), dynamic_shapes=(DIMS,))
+    captured = compared(Attending(by_sample=by_sample, layers=layers), squares, BATCHES, DIMS)
     assert rotary(captured) == (2 * layers, 2 * layers)
     transposes = [node for node in captured.model.graph.node if node.op_type == "Transpose"]
     heads = [node for node in transposes if list(node.attribute[0].ints) == [0, 2, 1, 3]]
     assert len(heads) == 2
     assert len({node.input[0] for node in heads}) == 2
-    compared(model, squares, BATCHES, DIMS)
 
 
-@pytest.mark.parametrize("form", [llama, partial])
+@pytest.mark.parametrize("form", [llama, pytest.param(partial, marks=pytest.mark.full)])
 def test_attention_with_repeated_keys(form: Form) -> None:
-    model = Attending(1, form)
-    captured = gradients(model, squares, (rows(3),), dynamic_shapes=(DIMS,))
-    assert rotary(captured) == (2, 2)
-    compared(model, squares, BATCHES, DIMS)
+    assert rotary(compared(Attending(1, form), squares, BATCHES, DIMS)) == (2, 2)
 
 
 def test_embedding_that_is_read_twice() -> None:
@@ -341,6 +341,4 @@ def test_embedding_that_is_read_twice() -> None:
             attended = functional.scaled_dot_product_attention(q, k, v) + q.square() + functional.relu(k)
             return last(attended.transpose(1, 2).flatten(2))
 
-    captured = gradients(Both(), squares, (rows(3),), dynamic_shapes=(DIMS,))
-    assert rotary(captured) == (2, 2)
-    compared(Both(), squares, BATCHES, DIMS)
+    assert rotary(compared(Both(), squares, BATCHES, DIMS)) == (2, 2)
