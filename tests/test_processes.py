@@ -319,6 +319,7 @@ print(*ends)
 # --- beside other users of onnxruntime-extensions --------------------------------------------------------------------
 
 PYOP = """
+sys.modules["torch"] = None  # onnxruntime-extensions imports it, which takes longer than all of the rest
 import onnxruntime_extensions as extensions
 
 def define(name, factor):
