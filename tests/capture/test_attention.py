@@ -304,7 +304,7 @@ MULTI_HEAD: dict[str, tuple[dict[str, Any], Callable[[Layer, Tensor, Tensor], Te
 """Options and calls, of x (N, L, 6) and y (N, S, 6)."""
 
 
-@pytest.mark.parametrize("case", names_with(full=["self", "all apart", "causal", "masks of heads"], names=MULTI_HEAD))
+@pytest.mark.parametrize("case", names_with(full=["self", "causal and padding"], names=MULTI_HEAD))
 def test_multi_head_attention(case: str) -> None:
     torch.manual_seed(0)
     options, call = MULTI_HEAD[case]

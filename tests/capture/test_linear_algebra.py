@@ -177,7 +177,7 @@ SPECTRA = (
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.full)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_eigenvectors_and_singular_vectors(dtype: torch.dtype) -> None:
     """Those of matrices of dynamic size, up to signs: what they are defined by."""
 
