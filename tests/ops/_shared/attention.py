@@ -161,15 +161,14 @@ def scores_of(
     scores, sizes = np.empty(shape, dtype), np.empty(shape, dtype)
     added = np.broadcast_to(dtype(0) if shift is None else real(shift, dtype), shape)
     hidden = np.zeros(shape, bool) if mask is None else np.broadcast_to(mask, shape).copy()
+    if mode in (2, 3):  # causal, for the first or the last queries
+        hidden |= ~np.tri(*shape[2:], k=0 if mode == 2 else shape[3] - shape[2], dtype=bool)
     for j in range(shape[3]):
         products = q * k[:, :, j, None, :]
         dots = products.sum(-1)
         own = added[..., j]
         scores[..., j] = (dots + own) * scale if settings["pse_type"] == 1 else dots * scale + own
         sizes[..., j] = abs(scale) * np.abs(products).sum(-1) + np.abs(own)
-        for i in range(shape[2]):
-            if (mode == 2 and j > i) or (mode == 3 and j > i + shape[3] - shape[2]):
-                hidden[:, :, i, j] = True
     widest = np.finfo(FLOAT64 if np.asarray(query).dtype == FLOAT64 else FLOAT32).max
     scores[np.abs(scores) > widest] *= np.inf
     scores[hidden], sizes[hidden] = -np.inf, 0
