@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 from onnx.defs import OpSchema
 
-from tests.ops._shared.arrays import Shape
+from tests.ops._shared.arrays import FLOATS, Shape
 
 Row = TypeVar("Row")
 GOLDEN = golden.load_golden()
@@ -36,6 +36,15 @@ def shape_id(value: Any) -> str | None:
 def names_with(full: Collection[Any], names: Iterable[Any]) -> list[Any]:
     """The names, or numbers, as parameters of a test, which `make test` runs without those of `full`."""
     return [pytest.param(name, marks=pytest.mark.full) if name in full else name for name in names]
+
+
+def narrow_and_wide(ops: Iterable[str]) -> list[Any]:
+    """Ops with each dtype, of which `make test` runs float16 and float32 for every second op, else the other two."""
+    return [
+        pytest.param(op, dtype, marks=[] if (number + place) % 2 else pytest.mark.full)
+        for number, op in enumerate(ops)
+        for place, dtype in enumerate(FLOATS)
+    ]
 
 
 def check_each(check: Callable[[Row], object], rows: Iterable[Row]) -> None:

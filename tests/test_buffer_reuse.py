@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from backends import KERNEL, Backend, assert_same_bits, kernels_for, options, run_outputs, session_with_kernels
+from cases import narrow_and_wide
 from onnx import NodeProto, ValueInfoProto, helper
 
 import onnx_ops
@@ -185,20 +186,9 @@ def calls_of(op: str, dtype: DType) -> Iterator[Call]:
         yield benchmark.make(40_000 if benchmark.sizes is ELEMENTS else (200, 33) if op in CELLS else smallest, dtype)
 
 
-@pytest.mark.parametrize(
-    ("op", "dtype"),
-    [
-        pytest.param(op, dtype, marks=[] if (number + place) % 2 else pytest.mark.full)
-        for number, op in enumerate(REUSED)
-        for place, dtype in enumerate(FLOATS)
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("op", "dtype"), narrow_and_wide(REUSED), ids=str)
 def test_same_results(op: str, dtype: DType) -> None:
-    """As without reuse: where the inputs are outputs of the graph too. Readers of an input have its own values.
-
-    Of every second op float16 and float32, of the others bfloat16 and float64.
-    """
+    """As without reuse: where the inputs are outputs of the graph too. Readers of an input have its own values."""
     made = functools.partial(session_of, backend=kernels_for(dtype))
     for call in calls_of(op, dtype):
         wanted = RECORDS[op].wanted(call)

@@ -8,11 +8,11 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from backends import assert_same_bits, kernels_for, key_of, model_of, run_outputs, session_with_kernels
+from cases import narrow_and_wide
 
 from models.single_op import onnx_element_type
 from tests.ops import RECORDS
 from tests.ops._shared import lstm
-from tests.ops._shared.arrays import FLOATS
 from tests.ops._shared.record import ELEMENTS, Array, Call, DType
 
 IN_PLACE: Mapping[str, tuple[Mapping[str, str], ...]] = {
@@ -113,8 +113,7 @@ def run_in_place(
     return outputs
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("op", IN_PLACE)
+@pytest.mark.parametrize(("op", "dtype"), narrow_and_wide(IN_PLACE), ids=str)
 def test_same_bits_in_place(op: str, dtype: DType) -> None:
     tried, sessions = set(), {}
     for call in calls_of(op, dtype):
