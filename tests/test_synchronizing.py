@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("sklearn")
 
 from backends import assert_close, assert_same_bits, kernel_options
+from cases import names_with
 from linear_oracle import State
 from onnx import helper
 
@@ -66,7 +67,7 @@ def whole() -> tuple[list[float], State]:
     return losses(trainer), trainer.state_dict()
 
 
-@pytest.mark.parametrize("counts", SHARES, ids=str)
+@pytest.mark.parametrize("counts", names_with(full=[(6, 6), (9, 3), (6, 1, 5)], names=SHARES), ids=str)
 def test_workers_make_the_steps_of_the_whole_batch(counts: tuple[int, ...], whole: tuple[list[float], State]) -> None:
     """The losses are PyTorch's, which has made them with the whole batches; running statistics are those of all too."""
 
