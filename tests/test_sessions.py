@@ -242,7 +242,7 @@ def test_threads_with_the_same_options_get_their_own_weights(
     def work(number: int) -> set[float]:
         make = ort.InferenceSession if number == 0 else onnx_ops.InferenceSession
         start.wait()
-        return {_first_number_of(make(str(paths[number]), options)) for _ in range(40)}
+        return {_first_number_of(make(str(paths[number]), options)) for _ in range(15)}
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)  # threads take turns often
