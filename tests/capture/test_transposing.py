@@ -73,7 +73,7 @@ def test_steps_without_transposed_weights(dtype: torch.dtype, shape: tuple[int, 
     _compare(capture, model, optimizer, data, TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("rows", [3, 4, Dim("M")], ids=str)
+@pytest.mark.parametrize("rows", [pytest.param(3, marks=pytest.mark.full), 4, Dim("M")], ids=str)
 def test_transposes_in_batches(rows: int | Dim) -> None:
     torch.manual_seed(0)
     model = Attention()
