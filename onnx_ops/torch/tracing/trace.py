@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import warnings
@@ -62,6 +63,8 @@ WITHOUT_NUMBERS = (torch.nn.functional.scaled_dot_product_attention,)
 Tensors = dict[str, torch.Tensor]
 Dynamic = Mapping[str, Mapping[int, Dimension]]
 """The dynamic dimensions of tensors, by the name of the tensor and the axis."""
+Ways = frozenset[tuple[sympy.Basic, bool]]
+"""Values of conditions on sizes."""
 
 
 @contextlib.contextmanager
@@ -249,7 +252,10 @@ def _trace(program: _Program) -> Traced:
             check_sizes(made.shapes, inputs, made.roots, where)
         except Exception:  # PyTorch's, or that of a root of dimensions
             one_way = _without_guards(
-                made, lambda ways: _made(dataclasses.replace(program, where=Locations(where.model)), ways)
+                made,
+                functools.cache(
+                    lambda ways: _made(dataclasses.replace(program, where=Locations(where.model)), dict(ways))
+                ),
             )
             if one_way is None:
                 raise
@@ -369,7 +375,7 @@ class _Made:
     conditions: list[Condition]
 
 
-def _without_guards(found: _Made, made: Callable[[Mapping[sympy.Basic, bool]], _Made]) -> _Made | None:
+def _without_guards(found: _Made, made: Callable[[Ways], _Made]) -> _Made | None:
     """A trace without guards, if code that branches on sizes computes the same in all ways; None if it does not.
 
     As in `if len(x) >= 64: x = x.contiguous()`.
@@ -380,24 +386,43 @@ def _without_guards(found: _Made, made: Callable[[Mapping[sympy.Basic, bool]], _
     """
     given = {guard.expr for guard in found.shapes.given}
     guards = {g.expr: found.shapes.asked.get(g.expr) for g in found.shapes.guards if g.expr not in given}
+    here = frozenset(filter(None, guards.values()))
     if not 0 < len(guards) <= GUARDS or not all(guards.values()):
         return None
     other = found
     for count in range(1, len(guards) + 1):
         for others in itertools.combinations(guards, count):
-            ways = {condition: not value for condition, value in filter(None, map(guards.get, others))}
+            changed = frozenset((condition, not value) for condition, value in filter(None, map(guards.get, others)))
+            if not _may_be(dict(here) | dict(changed)):
+                continue
             try:
-                other = made(ways)
+                other = made(changed)
             except Exception:  # of the user's code, or of PyTorch, for sizes that the example does not have
                 return None
             if not {guard.expr for guard in other.shapes.guards} <= (given | guards.keys()) - set(others):
                 # Other conditions, which those decide: all of them, if guards narrow no ranges.
-                return _without_guards(made({}), made) if found.shapes.narrows else None
+                return _without_guards(made(frozenset()), made) if found.shapes.narrows else None
             if not is_same(found.graph, other.graph):
                 return None
+    if any(guard.expr in guards for guard in other.shapes.guards):  # no size has the other value of all conditions
+        other = made(here)
+        if not is_same(found.graph, other.graph):
+            return None
     for ones, line in found.shapes.decided_at_one.items():
         other.shapes.decided_at_one.setdefault(ones, line)
     return other
+
+
+def _may_be(values: Mapping[sympy.Basic, bool]) -> bool:
+    """Whether there may be sizes for which conditions have these values; False only if it is certain."""
+    expected = [condition if value else sympy.Not(condition) for condition, value in values.items()]
+    symbols = set().union(*(condition.free_symbols for condition in values))
+    if len(symbols) != 1:
+        return True
+    try:
+        return sympy.reduce_inequalities(expected, symbols) is not sympy.false
+    except (NotImplementedError, TypeError, ValueError):
+        return True
 
 
 @contextlib.contextmanager
