@@ -20,6 +20,8 @@ SPREAD = torch.tensor([[-25.0, -20.0, -16.5, 3.0, -5.0, 9.0], [-1000.0, -200.0, 
 SMALL = torch.tensor([1e-8, -1e-8, 3e-5, -2e-3, 0.0, -0.9])
 ZEROS, OTHERS = torch.tensor([0.0, -0.0, 0.0, -0.0, 1.0, -1.0]), torch.tensor([1.0, 1.0, -1.0, -1.0, -0.0, 0.0])
 TARGETS = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+LARGE = torch.tensor([2**53 + 1, 2**60 + 3, 2**63 - 1, -(2**63), -5, 2**62 + 7])
+TENTHS = 0.1 * torch.arange(-9.0, 30.0)
 
 NUMBER, INDEX, SORTED = torch.tensor(0.7), torch.tensor([0]), torch.tensor([0.1, 0.5, 0.9])
 
@@ -131,6 +133,49 @@ CASES: dict[str, tuple[Tensor, Function]] = {
             x,
         ),
     ),
+    "sums of large integers": (
+        TIES,
+        lambda x: (
+            *(((x > 0) * LARGE).sum(axes, keepdim) for axes in (0, 1, (0, 1), None) for keepdim in (False, True)),
+            (x > 0).mul(LARGE).view(3, 2, 3).sum((0, 2)),
+            (x > 0).mul(LARGE).sum(0, dtype=torch.int32),
+            (x > 0).int().mul(2**31 - 1).sum(1),
+            (x[:0] > 0).mul(LARGE).sum(0),
+            x,
+        ),
+    ),
+    "products of short integers": (
+        TIES,
+        lambda x: (x.int().mul(100).cumprod(1), x.bool().cumprod(0), x.short().prod(1, dtype=torch.int16), x),
+    ),
+    "diagonals beside infinities": (
+        GAPS,
+        lambda x: (
+            *(x.diagonal(offset) for offset in (-3, -2, -1, 0, 1, 4, 6)),
+            x.view(3, 2, 3).diagonal(1, -1, 0),
+            torch.diagonal_copy(x > 1, -1),
+            x.diag(2),
+        ),
+    ),
+    "diagonals of large integers": (TIES, lambda x: ((x > 0).mul(LARGE).diagonal(1), x)),
+    "errors that are masked": (GAPS, lambda x: torch.where(x.isfinite(), (x - 2).abs(), 0) + F.l1_loss(x, 2 * x.detach())),
+    "numbers by integers": (TIES, lambda x: (7 // (2 * x.long() - 3), 9 // (x > 1).byte().add(2), x)),
+    "quotients of floats, rounded down": (
+        TENTHS,
+        lambda x: (
+            *(torch.div(x.detach(), y, rounding_mode="floor") for y in (0.1, -0.1, INF, 0.0, x.detach().flip(0))),
+            x.detach() // 0.1,
+            x,
+        ),
+    ),
+    "quotients of large integers": (
+        TIES,
+        lambda x: (
+            *(torch.div((x > 0) * LARGE, y, rounding_mode=mode) for y in (7, -3, LARGE[4]) for mode in ("floor", "trunc")),
+            x,
+        ),
+    ),
+    "sigmoids of integers": (TIES, lambda x: (x.long().sigmoid(), x)),
     "log of a sigmoid": (SPREAD[0], lambda x: (x.sigmoid().log(), x * x.sigmoid())),
 }
 

@@ -12,13 +12,13 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.return_types import cummax, cummin
 
 from onnx_ops.torch.base.table import replaces
-from onnx_ops.torch.operators.recurrences import running_products
+from onnx_ops.torch.operators.recurrences import dtype_of_products, running_products
 
 
 @replaces(torch.cumprod, torch.Tensor.cumprod)
 def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """Each round doubles the number of factors."""
-    rows = (input if dtype is None else input.to(dtype)).clone()
+    rows = input.to(dtype or dtype_of_products(input)).clone()
     if rows.dim() and is_symbolic(rows.shape[dim]):
         return running_products(rows.movedim(dim, 0)).movedim(0, dim)
     size = int(rows.shape[dim]) if rows.dim() else 1

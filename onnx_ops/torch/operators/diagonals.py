@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
-from onnx_ops.torch.base.table import decomposes, replaces
+from onnx_ops.torch.base.nodes import integers, op
+from onnx_ops.torch.base.table import decomposes, replaces, translates
 
 aten = torch.ops.aten
 
@@ -22,6 +24,23 @@ def _diag(input: Tensor, diagonal: int = 0) -> Tensor:
     rows, columns = input.shape
     places = torch.arange(torch.sym_max(torch.sym_min(rows - row, columns - column), 0), device=input.device)
     return input.flatten().index_select(0, (places + row) * columns + places + column)
+
+
+@translates(aten.diagonal.default, aten.diagonal_copy.default)
+def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """Every (columns + 1)-th element; torch.onnx adds up columns times 0 or 1, so that one NaN or infinity is in all."""
+    rank = len(x.shape)
+    last = [dim1 % rank, dim2 % rank]
+    matrices = op.Transpose(x, perm=[*(axis for axis in range(rank) if axis not in last), *last])
+    shape = op.Shape(matrices)
+    rows, columns = (op.Slice(shape, integers([axis]), integers([axis + 1])) for axis in (rank - 2, rank - 1))
+    row, column = max(-offset, 0), max(offset, 0)
+    count = op.Max(op.Min(op.Sub(rows, integers([row])), op.Sub(columns, integers([column]))), integers([0]))
+    step = op.Add(columns, integers([1]))
+    start = op.Add(op.Mul(columns, integers([row])), integers([column]))
+    others = op.Slice(shape, integers([0]), integers([rank - 2]))
+    elements = op.Reshape(matrices, op.Concat(others, op.Mul(rows, columns), axis=0), allowzero=1)
+    return op.Slice(elements, start, op.Add(start, op.Mul(count, step)), integers([rank - 2]), step)
 
 
 @decomposes(aten.diagonal_scatter.default)

@@ -27,6 +27,13 @@ def _pow(self: Tensor, exponent: float) -> Any:
     return NotImplemented
 
 
+@translates(aten.sign.default, aten.sgn.default)
+def _sign(x: Any) -> Any:
+    """0 of NaN, so that the gradient of an absolute error that is masked is 0; onnxruntime's is NaN."""
+    found = op.Sign(x)
+    return op.Where(op.IsNaN(x), number(0.0, x), found) if x.dtype.is_floating_point() else found
+
+
 def _times(factor: float) -> Callable[[Any], Any]:
     return lambda x: op.Mul(x, number(factor, x))
 

@@ -59,6 +59,11 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 recurrence.register_autograd(_gradients, setup_context=_setup)
 
 
+def dtype_of_products(factors: Tensor) -> torch.dtype:
+    """The dtype of a product for which none is asked for: int64 of integers and booleans."""
+    return factors.dtype if factors.is_floating_point() or factors.is_complex() else torch.int64
+
+
 def running_products(rows: Tensor) -> Tensor:
     """The products of the rows (T, ...) up to each one, in float64 as PyTorch computes them.
 

@@ -1,4 +1,4 @@
-"""Products, extremes, sorted elements and norms along axes."""
+"""Sums, products, extremes, sorted elements and norms along axes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import is_symbolic, statically_known_true
 
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.torch.base.nodes import integers, number, op
+from onnx_ops.torch.base.nodes import integers, is_standard, number, op
 from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, replaces, translates
-from onnx_ops.torch.operators.recurrences import running_products
+from onnx_ops.torch.operators.recurrences import dtype_of_products, running_products
 
 aten = torch.ops.aten
 
@@ -82,6 +82,50 @@ def _variance(
 
 def _may_be_zero(size: int | torch.SymInt) -> bool:
     return not statically_known_true(size >= 1)
+
+
+@translates(aten.sum.default)
+def _sum(x: Any, dtype: int = -1) -> Any:
+    return _sum_along(x, None, dtype=dtype)
+
+
+@translates(aten.sum.dim_IntList)
+def _sum_along(x: Any, dim: Sequence[int] | None, keepdim: bool = False, dtype: int = -1) -> Any:
+    """Integers are added up as int64 and wrap around; onnxruntime's ReduceSum adds them up as float64."""
+    kind = x.dtype if dtype == -1 else ir.DataType(dtype)
+    if not kind.is_floating_point():
+        kind = ir.DataType.INT64
+    rank = len(x.shape)
+    axes = sorted(axis % rank for axis in dim) if dim and rank else list(range(rank))
+    found = x if x.dtype == kind else op.Cast(x, to=kind)
+    if kind == ir.DataType.INT64 and _may_be_large(x):
+        found = _wrapping_sum(found, axes, rank)
+        if keepdim and axes:
+            found = op.Unsqueeze(found, integers(axes))
+    elif rank:
+        found = op.ReduceSum(found, integers(axes) if dim else None, keepdims=int(keepdim))
+    elif found is x:
+        found = op.Identity(x)
+    return found if dtype in (-1, kind) else op.Cast(found, to=dtype)
+
+
+def _may_be_large(x: Any) -> bool:
+    """Whether sums of these integers may have more digits than a float64."""
+    producer = x.producer()
+    if producer is not None and is_standard(producer, "Cast"):
+        x = producer.inputs[0]
+    return x.dtype is None or x.dtype.bitwidth == 64
+
+
+def _wrapping_sum(x: Any, axes: Sequence[int], rank: int) -> Any:
+    """Sums of int64 along axes, which are no longer there, as products with vectors of ones."""
+    sizes = op.Shape(x)
+    for axis in reversed(axes):
+        others = [each for each in range(rank) if each != axis]
+        rows = x if axis == rank - 1 else op.Transpose(x, perm=[*others, axis])
+        x = op.MatMul(rows, op.Expand(op.Constant(value_int=1), op.Gather(sizes, integers([axis]), axis=0)))
+        rank -= 1
+    return x
 
 
 def _any_nan(x: Any, axes: Any, keepdims: int) -> tuple[Any, Any]:
@@ -176,9 +220,7 @@ def _sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) 
 @replaces(torch.prod, torch.Tensor.prod)
 def _prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """Pairwise, so that the gradient with respect to an element that is 0 is the product of the others."""
-    rows = input if dtype is None else input.to(dtype)
-    if not rows.is_floating_point() and not rows.is_complex():
-        rows = rows.to(torch.int64)
+    rows = input.to(dtype or dtype_of_products(input))
     if input.dim() == 0:
         return rows.clone()
     if dim is None:

@@ -93,6 +93,38 @@ def _of_number(of_python: Any, of_tensors: Any) -> Callable[..., Any]:
     return translated
 
 
+@translates(aten.floor_divide.default)
+def _floor_divide(self: Any, other: Any) -> Any:
+    """Of floating numbers as PyTorch: 1 // 0.1 is 9, as 0.1 is a little more; torch.onnx rounds the quotient first."""
+    if isinstance(self, int | float):
+        self, like = number(self, other), other
+        self.dtype = like.dtype
+    elif isinstance(other, int | float):
+        other = number(other, self)
+    if not self.dtype.is_floating_point():
+        return core.aten_floor_divide.func(self, other)
+    zero, half, one = (number(value, self) for value in (0.0, 0.5, 1.0))
+    rest = op.Mod(self, other, fmod=1)
+    opposite = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(rest, zero), op.Less(other, zero)))
+    near = op.Div(op.Sub(self, rest), other)
+    near = op.Where(opposite, op.Sub(near, one), near)
+    whole, quotient = op.Floor(near), op.Div(self, other)
+    whole = op.Where(op.Greater(op.Sub(near, whole), half), op.Add(whole, one), whole)
+    whole = op.Where(op.Equal(near, zero), op.Mul(quotient, zero), whole)  # with the sign of the quotient
+    return op.Where(op.Equal(other, zero), quotient, whole)
+
+
+@translates(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def _divide(self: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+    """Of integers in their own dtype; torch.onnx divides them as float32."""
+    if rounding_mode == "floor":
+        return _floor_divide(self, other)
+    other = number(other, self) if isinstance(other, int | float) else other
+    if rounding_mode == "trunc" and not self.dtype.is_floating_point():
+        return op.Div(self, other)
+    return core.aten_div_mode.func(self, other, rounding_mode=rounding_mode)
+
+
 def _remainder(self: Any, other: Any) -> Any:
     """Of floating numbers, with the sign of the divisor: exact, where torch.onnx subtracts a rounded multiple of it."""
     if not self.dtype.is_floating_point():

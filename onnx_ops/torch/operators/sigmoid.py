@@ -25,6 +25,9 @@ def refine_sigmoids(module: GraphModule) -> None:
             continue
         result = node.args[0]
         with graph.inserting_before(node):
+            if result.meta["val"].dtype is not value.dtype:  # integers
+                result = graph.call_function(aten._to_copy.default, (result,), {"dtype": value.dtype})
+                result.meta["val"] = value
             for step, others in SIGMOID:
                 result = graph.call_function(step, (result, *others))
                 result.meta["val"] = value

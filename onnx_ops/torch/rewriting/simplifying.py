@@ -75,7 +75,7 @@ def simplify(model: ir.Model) -> None:
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
     common.DeduplicateInitializersPass(size_limit=MOST_COMPARED)(model)
-    common.CommonSubexpressionEliminationPass()(model)
+    _eliminate_common_subexpressions(model)
     common.RemoveUnusedNodesPass()(model)
     gelus_by_op(model)
     rms_norms_by_op(model)
@@ -89,6 +89,15 @@ def simplify(model: ir.Model) -> None:
     _prevent_scale_fusion(model.graph)
     common.RemoveUnusedFunctionsPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
+
+
+def _eliminate_common_subexpressions(model: ir.Model) -> None:
+    """Compute equal nodes once; an output keeps its type where the first of the nodes has none."""
+    kinds = [(value.type, value.shape) for value in model.graph.outputs]
+    common.CommonSubexpressionEliminationPass()(model)
+    for value, (kind, shape) in zip(model.graph.outputs, kinds, strict=True):
+        if value.type is None:
+            value.type, value.shape = kind, shape
 
 
 def _of(op_type: str, rule: rewriter.pattern.RewriteRule) -> rewriter.pattern.RewriteRule:

@@ -133,8 +133,11 @@ def largest_entry(array: np.ndarray) -> float:
 
 
 def _difference(got: np.ndarray, wanted: np.ndarray) -> float:
-    """The largest absolute difference; equal infinities and two NaN differ by 0, other non-finite pairs by infinity."""
-    largest = 0.0
+    """The largest absolute difference; equal infinities and two NaN differ by 0, other non-finite pairs by infinity.
+
+    That of integers is at least 1, also where float64 rounds them to one number.
+    """
+    largest = float(wanted.dtype.kind in "iu" and not np.array_equal(got, wanted))
     for one, other in _pieces(got, wanted):
         with np.errstate(over="ignore", invalid="ignore"):
             off = one - other

@@ -16,7 +16,7 @@ from onnx_ops.core.step_format import (
 from onnx_ops.graph.slices import part
 from onnx_ops.linking.link import link
 from onnx_ops.torch.base.arrays import as_tensor, to_array
-from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.errors import CaptureError, DifferenceError
 from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.step import JointStep
 from onnx_ops.torch.steps.update import Update
@@ -128,6 +128,7 @@ class Verification:
         batch norm, in PyTorch too.
         """
         theirs = arrays(expected)
+        _check_dtypes(got, theirs)
         try:
             compare("outputs", got, theirs, self._tolerance)
         except CaptureError as refused:
@@ -167,6 +168,16 @@ class Verification:
         return _agree(computed, exact, WIDENED) and any(
             _agree(got, exact, rounding(theirs, results, exact)) for results in near
         )
+
+
+def _check_dtypes(got: Arrays, wanted: Arrays) -> None:
+    wrong = [
+        f"{name} is {got[name].dtype}, {array.dtype} in PyTorch"
+        for name, array in wanted.items()
+        if name in got and got[name].dtype != array.dtype
+    ]
+    if wrong:
+        raise DifferenceError(f"outputs of the captured graph are not those of PyTorch: {'; '.join(wrong[:5])}")
 
 
 def _wide(values: Tensors) -> Tensors:
