@@ -42,13 +42,13 @@ def _norm(difference: Tensor, p: float) -> Tensor:
         return difference.abs().amax(-1)
     size = difference.abs()
     # A difference of 0 has no gradient; the power's would be infinite for p below 1.
-    powers = torch.where(size > 0, torch.where(size > 0, size, 1.0).pow(p), 0.0).sum(-1)
-    return torch.where(powers > 0, torch.where(powers > 0, powers, 1.0).pow(1 / p), 0.0)
+    powers = torch.where(size == 0, 0.0, torch.where(size == 0, 1.0, size).pow(p)).sum(-1)
+    return torch.where(powers == 0, 0.0, torch.where(powers == 0, 1.0, powers).pow(1 / p))
 
 
 def _root(squares: Tensor) -> Tensor:
     """The square root, with gradient 0 at 0 and at values that rounding has made negative."""
-    return torch.where(squares > 0, torch.where(squares > 0, squares, 1.0).sqrt(), 0.0)
+    return torch.where(squares <= 0, 0.0, torch.where(squares <= 0, 1.0, squares).sqrt())  # NaN is neither
 
 
 @replaces(torch.pairwise_distance)

@@ -15,6 +15,13 @@ from onnx_ops.torch.base.table import decomposes, replaces, translates
 aten = torch.ops.aten
 
 
+@decomposes(aten.logit.default)
+def _logit(self: Tensor, eps: float | None = None) -> Any:
+    """torch.onnx takes the upper bound for NaN."""
+    bounded = self if eps is None else self.clamp(eps, 1 - eps)
+    return torch.log(bounded / (1 - bounded))
+
+
 @decomposes(aten.pow.Tensor_Scalar)
 def _pow(self: Tensor, exponent: float) -> Any:
     """The small powers that PyTorch computes as products: onnxruntime calls the C library's pow for each element."""

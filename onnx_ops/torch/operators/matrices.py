@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from onnx_ops.torch.base.nodes import integers, op
-from onnx_ops.torch.base.table import replaces, translates
+from onnx_ops.torch.base.table import decomposes, replaces, translates
 
 
 @translates(torch.ops.aten.mv.default)
@@ -30,3 +30,11 @@ def _powers(x: Tensor, *, N: Any = None) -> Tensor:
     """The powers (..., n, N) of vectors (..., n), in ascending order."""
     x = x if x.dim() else x.view(1)
     return x.unsqueeze(-1) ** torch.arange(x.shape[-1] if N is None else N)
+
+
+@decomposes(torch.ops.aten.baddbmm.default)
+def _baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    """Without a term whose factor is 0, which may hold NaN, such as memory that is not initialized."""
+    if beta != 0:
+        return NotImplemented
+    return torch.ops.aten.bmm.default(batch1, batch2) * alpha

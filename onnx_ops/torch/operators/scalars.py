@@ -36,9 +36,6 @@ def _exactly(translate: Any) -> Callable[..., Any]:
 
 
 for _operator, _translation in (
-    (aten.clamp.default, core.aten_clamp),
-    (aten.clamp_min.default, core.aten_clamp_min),
-    (aten.clamp_max.default, core.aten_clamp_max),
     (aten.fill.Scalar, core.aten_fill),
     (aten.full_like.default, core.aten_full_like),
     (aten.lerp.Scalar, core.aten_lerp),
@@ -47,6 +44,38 @@ for _operator, _translation in (
     (aten.scalar_tensor.default, core.aten_scalar_tensor),
 ):
     translates(_operator)(_exactly(_translation))
+
+
+@translates(aten.clamp.default)
+def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
+    """With both bounds, as onnxruntime takes the largest finite number for one that is missing."""
+
+    def bound(given: Any, missing: float) -> Any:
+        if given is None:
+            return number(missing, x) if x.dtype.is_floating_point() else None
+        return number(given, x) if isinstance(given, int | float) else op.CastLike(given, x)
+
+    return op.Clip(x, bound(min, -math.inf), bound(max, math.inf))
+
+
+@translates(aten.clamp_min.default)
+def _clamp_min(x: Any, min: Any) -> Any:
+    return _clamp(x, min=min)
+
+
+@translates(aten.clamp_max.default)
+def _clamp_max(x: Any, max: Any) -> Any:
+    return _clamp(x, max=max)
+
+
+@translates(aten.clamp_min.Tensor)
+def _clamp_min_tensor(x: Any, min: Any) -> Any:
+    return op.Max(x, min)
+
+
+@translates(aten.clamp_max.Tensor)
+def _clamp_max_tensor(x: Any, max: Any) -> Any:
+    return op.Min(x, max)
 
 
 def _scaled(translate: Any) -> Callable[..., Any]:
