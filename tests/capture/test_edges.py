@@ -158,7 +158,10 @@ CASES: dict[str, tuple[Tensor, Function]] = {
         ),
     ),
     "diagonals of large integers": (TIES, lambda x: ((x > 0).mul(LARGE).diagonal(1), x)),
-    "errors that are masked": (GAPS, lambda x: torch.where(x.isfinite(), (x - 2).abs(), 0) + F.l1_loss(x, 2 * x.detach())),
+    "errors that are masked": (
+        GAPS,
+        lambda x: torch.where(x.isfinite(), (x - 2).abs(), 0) + F.l1_loss(x, 2 * x.detach()),
+    ),
     "numbers by integers": (TIES, lambda x: (7 // (2 * x.long() - 3), 9 // (x > 1).byte().add(2), x)),
     "quotients of floats, rounded down": (
         TENTHS,
@@ -171,7 +174,11 @@ CASES: dict[str, tuple[Tensor, Function]] = {
     "quotients of large integers": (
         TIES,
         lambda x: (
-            *(torch.div((x > 0) * LARGE, y, rounding_mode=mode) for y in (7, -3, LARGE[4]) for mode in ("floor", "trunc")),
+            *(
+                torch.div((x > 0) * LARGE, y, rounding_mode=mode)
+                for y in (7, -3, LARGE[4])
+                for mode in ("floor", "trunc")
+            ),
             x,
         ),
     ),
@@ -182,7 +189,8 @@ CASES: dict[str, tuple[Tensor, Function]] = {
     "distances of NaN": (GAPS, lambda x: (torch.cdist(x, x[2:]), torch.cdist(x, x[2:], 3.0))),
     "logits of NaN": (GAPS, lambda x: (x.detach().logit(0.1), x)),
     "products without a term": (
-        TIES, lambda x: (torch.baddbmm(GAPS[:, None], x[:, None, :1], x[:, None], beta=0, alpha=2), x)
+        TIES,
+        lambda x: (torch.baddbmm(GAPS[:, None], x[:, None, :1], x[:, None], beta=0, alpha=2), x),
     ),
     "sigmoids of integers": (TIES, lambda x: (x.long().sigmoid(), x)),
     "log of a sigmoid": (SPREAD[0], lambda x: (x.sigmoid().log(), x * x.sigmoid())),

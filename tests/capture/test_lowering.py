@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as functional
-from torch import Tensor
+from captures import gradients
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import Dim
 
@@ -118,3 +119,14 @@ def test_writes_to_whole_tensors_do_not_trace_the_graph_again(
         graph = writes.without_writes(traced.graph)
     x = torch.linspace(-1, 2, 12).reshape(3, 4) ** 3
     torch.testing.assert_close(graph(x)[0], function(x))
+
+
+def test_outputs_that_others_are_computed_from_have_types() -> None:
+    """The quotient is computed from the remainder, whose node has no type there."""
+
+    def loss(model: nn.Module, x: Tensor, index: Tensor, count: Tensor) -> dict[str, Tensor]:
+        return {"loss": model(x).sum(), "row": index // count, "column": index % count}
+
+    example = torch.zeros(1, 2), torch.tensor([-7, 8]), torch.tensor([3, 5])
+    capture = gradients(nn.Linear(2, 1), loss, example)
+    assert all(value.type.tensor_type.elem_type for value in capture.model.graph.output)

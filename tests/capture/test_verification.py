@@ -86,6 +86,16 @@ def missing(graph: ir.Graph, values: dict[str, Tensor]) -> None:
     del graph.outputs[output(graph, "next.steps")]
 
 
+def widened(graph: ir.Graph, values: dict[str, Tensor]) -> None:
+    """A buffer as float64, with the same numbers."""
+    place = output(graph, "next.steps")
+    old = graph.outputs[place]
+    graph.append(node := ir.node("Cast", [old], {"to": ir.DataType.DOUBLE}))
+    old.name, node.outputs[0].name = "next.steps.before", "next.steps"
+    node.outputs[0].shape, node.outputs[0].type = old.shape, ir.TensorType(ir.DataType.DOUBLE)
+    graph.outputs[place] = node.outputs[0]
+
+
 def baked_in(graph: ir.Graph, values: dict[str, Tensor]) -> None:
     parameter = next(v for v in graph.inputs if v.name == "left.weight")
     fixed = constant(graph, "fixed", values["left.weight"].numpy())
@@ -120,6 +130,7 @@ FAULTS: dict[str, tuple[Callable[..., None], str]] = {
     "a missing update": (not_updated, "next.head.bias is off"),
     "momentum of another parameter": (of_another, r"next\.optimizer\.momentum_buffer\.(left|right)\.bias is off"),
     "a missing buffer": (missing, "next.steps is missing"),
+    "a buffer of another dtype": (widened, "next.steps is float64, float32 in PyTorch"),
     "a parameter as a constant": (baked_in, "is off"),
     "two gradients in each other's place": (swapped, "grad.left.bias is off"),
     "a detached branch": (detached, "grad.right.weight is off"),

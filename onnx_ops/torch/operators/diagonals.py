@@ -28,7 +28,7 @@ def _diag(input: Tensor, diagonal: int = 0) -> Tensor:
 
 @translates(aten.diagonal.default, aten.diagonal_copy.default)
 def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    """Every (columns + 1)-th element; torch.onnx adds up columns times 0 or 1, so that one NaN or infinity is in all."""
+    """Every (columns + 1)-th element; torch.onnx adds up columns times 0 or 1, which spreads NaN and infinities."""
     rank = len(x.shape)
     last = [dim1 % rank, dim2 % rank]
     matrices = op.Transpose(x, perm=[*(axis for axis in range(rank) if axis not in last), *last])

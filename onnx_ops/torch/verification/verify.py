@@ -177,7 +177,10 @@ def _check_dtypes(got: Arrays, wanted: Arrays) -> None:
         if name in got and got[name].dtype != array.dtype
     ]
     if wrong:
-        raise DifferenceError(f"outputs of the captured graph are not those of PyTorch: {'; '.join(wrong[:5])}")
+        raise DifferenceError(
+            f"outputs of the captured graph are not those of PyTorch: {'; '.join(wrong[:5])}."
+            " With check=False the graph is not compared"
+        )
 
 
 def _wide(values: Tensors) -> Tensors:
