@@ -87,11 +87,11 @@ def missing(graph: ir.Graph, values: dict[str, Tensor]) -> None:
 
 
 def widened(graph: ir.Graph, values: dict[str, Tensor]) -> None:
-    """A buffer as float64, with the same numbers."""
-    place = output(graph, "next.steps")
+    """The loss as float64, with the same number."""
+    place = output(graph, "loss")
     old = graph.outputs[place]
     graph.append(node := ir.node("Cast", [old], {"to": ir.DataType.DOUBLE}))
-    old.name, node.outputs[0].name = "next.steps.before", "next.steps"
+    old.name, node.outputs[0].name = "loss.before", "loss"
     node.outputs[0].shape, node.outputs[0].type = old.shape, ir.TensorType(ir.DataType.DOUBLE)
     graph.outputs[place] = node.outputs[0]
 
@@ -130,7 +130,7 @@ FAULTS: dict[str, tuple[Callable[..., None], str]] = {
     "a missing update": (not_updated, "next.head.bias is off"),
     "momentum of another parameter": (of_another, r"next\.optimizer\.momentum_buffer\.(left|right)\.bias is off"),
     "a missing buffer": (missing, "next.steps is missing"),
-    "a buffer of another dtype": (widened, "next.steps is float64, float32 in PyTorch"),
+    "a loss of another dtype": (widened, "loss is float64, float32 in PyTorch"),
     "a parameter as a constant": (baked_in, "is off"),
     "two gradients in each other's place": (swapped, "grad.left.bias is off"),
     "a detached branch": (detached, "grad.right.weight is off"),
