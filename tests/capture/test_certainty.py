@@ -6,7 +6,17 @@ import itertools
 
 import pytest
 import sympy
-from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, FloorDiv, Max, Min, Mod, PythonMod, ToFloat
+from torch.utils._sympy.functions import (
+    CeilToInt,
+    FloatTrueDiv,
+    FloorDiv,
+    FloorToInt,
+    Max,
+    Min,
+    Mod,
+    PythonMod,
+    ToFloat,
+)
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.tracing.certainty import is_certain
@@ -29,6 +39,8 @@ CERTAIN = [
     sympy.Le(Min(3, S), S),
     sympy.Lt(Min(3, S) - 2 * Max(S, B), 0),
     sympy.Gt(Max(3, B) - Min(S, 2), 0),
+    sympy.Le(Max(1, FloorToInt(0.3 * ToFloat(B))), B),  # topk of a share of the losses
+    sympy.Ge(B - 1, Max(1, FloorToInt(0.5 * ToFloat(B)))),
     sympy.Eq(8 * CeilToInt(FloatTrueDiv(ToFloat(-5 - S), sympy.Float(-1.0))), 40 + 8 * S),
 ]
 UNCERTAIN = [
@@ -42,6 +54,8 @@ UNCERTAIN = [
     sympy.Le(Max(3, S), S),
     sympy.Lt(Min(3, S), S),
     sympy.Ge(Min(3, S), 3),
+    sympy.Le(Max(3, FloorToInt(0.5 * ToFloat(B))), B),
+    sympy.Lt(Max(2, FloorToInt(0.5 * ToFloat(B))), B),
     sympy.Gt(2 * Min(3, S) - Max(2, B), 0),
     sympy.Eq(2 * CeilToInt(FloatTrueDiv(ToFloat(S), sympy.Float(2.0))), S),
     sympy.Ne(64 * Max(1, 4 * CHUNKS), 64 * Min(S, 4 * CHUNKS)),

@@ -119,15 +119,20 @@ def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> s
     if isinstance(term, Max):
         return sympy.Max(*args)
     if isinstance(term, sympy.core.relational.Relational):
-        difference = sympy.expand(args[0] - args[1])
-        if isinstance(term, sympy.LessThan):
-            difference = _without_floors(difference)
-        elif isinstance(term, sympy.GreaterThan):
-            difference = -_without_floors(-difference)
-        return _by_cases(term.func(difference, 0))
+        return _compared(term.func, args[0] - args[1])
     if isinstance(term, sympy.Add | sympy.Mul | sympy.Pow):
         return sympy.expand(term.func(*args))
     return term.func(*args)
+
+
+def _compared(kind: type[sympy.core.relational.Relational], difference: sympy.Basic) -> sympy.Basic:
+    """The comparison of a difference of integers with 0."""
+    difference = sympy.expand(difference)
+    if kind is sympy.LessThan:
+        difference = _without_floors(difference)
+    elif kind is sympy.GreaterThan:
+        difference = -_without_floors(-difference)
+    return _by_cases(kind(difference, 0))
 
 
 def _by_cases(relation: sympy.Basic) -> sympy.Basic:
@@ -143,7 +148,7 @@ def _by_cases(relation: sympy.Basic) -> sympy.Basic:
         rest = sympy.expand(difference - factor * extreme)
         if not factor.is_number or rest.has(extreme):
             continue
-        holds = [_by_cases(relation.func(sympy.expand(rest + factor * arg), 0)) is sympy.true for arg in extreme.args]
+        holds = [_compared(relation.func, rest + factor * arg) is sympy.true for arg in extreme.args]
         bounded = isinstance(extreme, sympy.Min) == below if factor > 0 else isinstance(extreme, sympy.Max) == below
         if all(holds) or (bounded and any(holds)):
             return sympy.true
