@@ -190,3 +190,11 @@ def test_writes_to_parts_are_refused() -> None:
 
     with pytest.raises(CaptureError, match="writes to real or imaginary parts of a complex tensor in place"):
         gradients(nn.Linear(2, 2), loss, (torch.ones(2, 2),))
+
+
+def test_means_of_dynamic_sizes() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        waves = torch.fft.fft(model(x), dim=1)
+        return waves.mean(0).abs().sum() + (waves - waves.mean((0, 1), keepdim=True)).abs().mean() + waves.mean().abs()
+
+    compared(nn.Linear(4, 4), loss, [torch.randn(3, 4), torch.randn(5, 4)], {0: Dim("N")})

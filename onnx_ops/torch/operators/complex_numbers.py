@@ -11,12 +11,20 @@ from torch import Tensor
 from torch._ops import OpOverloadPacket
 
 from onnx_ops.torch.base.pairs import Pair, is_complex, parts
-from onnx_ops.torch.base.table import decomposes, on_pairs
+from onnx_ops.torch.base.table import decomposes, on_pairs, replaces
 
 aten = torch.ops.aten
 Operand: TypeAlias = Pair | Tensor | complex
 
 decomposes(aten._neg_view.default)(torch.neg)  # of the imaginary part of a lazy conjugate
+
+
+@replaces(torch.mean, torch.Tensor.mean)
+def _mean(input: Tensor, *args: Any, **options: Any) -> Tensor:
+    """Of complex numbers by parts; PyTorch's own makes a number of a dynamic count."""
+    if not input.is_complex() or options.get("dtype") is not None:
+        return torch.mean(input, *args, **options)
+    return torch.complex(torch.mean(input.real, *args, **options), torch.mean(input.imag, *args, **options))
 
 
 # --- conversions ------------------------------------------------------------------------------------------------------
