@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as functional
@@ -95,10 +95,8 @@ def _without_override(function: Any) -> types.FunctionType:
     return copied
 
 
-class whole_ops(Substitution):
-    """A context in which losses and layers of PyTorch run as ops of this domain, which torch.onnx exports as nodes.
-
-    Use it around torch.onnx.export, together with `translation_table`.
+class WholeOps(Substitution):
+    """The mode of `whole_ops`.
 
     Args:
         native: functions that are not replaced.
@@ -108,7 +106,7 @@ class whole_ops(Substitution):
         super().__init__({func: own for func, own in TABLE.replacements.items() if func not in native})
         self._contexts: list[contextlib.ExitStack] = []
 
-    def __enter__(self) -> whole_ops:
+    def __enter__(self) -> Self:
         self._contexts.append(contextlib.ExitStack())
         self._contexts[-1].enter_context(cumulative_averages())
         self._contexts[-1].enter_context(checked_states())
@@ -117,3 +115,13 @@ class whole_ops(Substitution):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._contexts.pop().close()
+
+
+class whole_ops(WholeOps):
+    """A context in which losses and layers of PyTorch run as ops of this domain, which torch.onnx exports as nodes.
+
+    Use it around torch.onnx.export, together with `translation_table`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()

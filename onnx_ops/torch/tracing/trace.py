@@ -50,7 +50,7 @@ from onnx_ops.torch.tracing.real_parts import RealParts, has_complex_numbers
 from onnx_ops.torch.tracing.repeated_gradients import repeated_gradients
 from onnx_ops.torch.tracing.row_indices import index_rows
 from onnx_ops.torch.tracing.sizes import RecordedShapes, Roots, size_oblivious, symbolic_sizes
-from onnx_ops.torch.tracing.substitution import Substitution, whole_ops
+from onnx_ops.torch.tracing.substitution import Substitution, WholeOps
 from onnx_ops.torch.tracing.zero_sums import make_zeros_positive
 from onnx_ops.training.conditions import Condition
 from onnx_ops.training.ranges import IndexRange
@@ -439,6 +439,6 @@ def _substituted(native: Collection[Any] = ()) -> Iterator[None]:
         symbolic_extremes(),
         unchanged_conversions(),
         written_control_flow(),
-        whole_ops(native),
+        WholeOps(native),
     ):
         yield
