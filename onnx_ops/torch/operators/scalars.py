@@ -126,8 +126,8 @@ def _of_number(of_python: Any, of_tensors: Any) -> Callable[..., Any]:
 def _floor_divide(self: Any, other: Any) -> Any:
     """Of floating numbers as PyTorch: 1 // 0.1 is 9, as 0.1 is a little more; torch.onnx rounds the quotient first."""
     if isinstance(self, int | float):
-        self, like = number(self, other), other
-        self.dtype = like.dtype
+        self = number(self, other)
+        self.dtype = other.dtype
     elif isinstance(other, int | float):
         other = number(other, self)
     if not self.dtype.is_floating_point():

@@ -421,13 +421,13 @@ def _may_be(values: Mapping[sympy.Basic, bool]) -> bool:
         return True
     try:
         return sympy.reduce_inequalities(expected, symbols) is not sympy.false
-    except (NotImplementedError, TypeError, ValueError):
+    except (NotImplementedError, TypeError, ValueError):  # sympy cannot solve them, such as those with Mod
         return True
 
 
 @contextlib.contextmanager
 def _substituted(native: Collection[Any] = ()) -> Iterator[None]:
-    """Within this context, PyTorch runs the operators of this package that stand for others in a trace.
+    """A context in which functions of PyTorch are replaced as in a trace.
 
     Args:
         native: functions that are not replaced.

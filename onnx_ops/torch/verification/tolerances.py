@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -64,12 +64,17 @@ class Comparison:
 
     def check(self) -> None:
         """Raise a DifferenceError for a missing result, another shape, or an error above the tolerance."""
-        if self._wrong:
-            more = f"; and {len(self._wrong) - 5} more" if len(self._wrong) > 5 else ""
-            raise DifferenceError(
-                f"{self._what} of the captured graph are not those of PyTorch: {'; '.join(self._wrong[:5])}{more}."
-                " With check=False the graph is not compared"
-            )
+        refuse(self._what, self._wrong)
+
+
+def refuse(what: str, wrong: Sequence[str]) -> None:
+    """Raise a DifferenceError if results of the graph, which `what` names, are wrong."""
+    if wrong:
+        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise DifferenceError(
+            f"{what} of the captured graph are not those of PyTorch: {'; '.join(wrong[:5])}{more}."
+            " With check=False the graph is not compared"
+        )
 
 
 def compare(

@@ -67,12 +67,13 @@ def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = F
     with preserved(joint.model), eager_mode():
         expected = joint.run(start, info)
         outside.first_run_ended()
-        _repeat(joint, start, expected, info, outside)
+        halves = _halves(expected)
+        _repeat(joint, start, expected, halves, info, outside)
     if outside.may_be_a_cache():
         with preserved(joint.model), eager_mode():
             outside.compare(expected, joint.run(start, RunInfo()))
     joint.return_freed_memory()
-    others, halves = _others(joint, start, expected), _halves(expected)
+    others = _others(joint, start, expected)
 
     def comparable(found: Tensors, half: Collection[str]) -> bool:
         return found.keys() == _with_gradients(expected, half).keys() and not any(
@@ -118,10 +119,17 @@ def rerun(joint: JointStep, info: RunInfo) -> None:
         joint.run(joint.state() | joint.argument_values(), RunInfo(), info.changed)
 
 
-def _repeat(joint: JointStep, start: Tensors, expected: Tensors, info: RunInfo, outside: Outside) -> None:
+def _repeat(
+    joint: JointStep,
+    start: Tensors,
+    expected: Tensors,
+    halves: Sequence[Collection[str]],
+    info: RunInfo,
+    outside: Outside,
+) -> None:
     """Run the step again, with what the first run has left in attributes, and compare the results."""
     unregistered = Unregistered(joint.model, info.effects)
-    for half in _halves(expected):
+    for half in halves:
         repeated = RunInfo()
         try:
             with advanced(draw.generator for draw in info.seeded):
