@@ -77,7 +77,7 @@ def test_steps_without_transposed_weights(dtype: torch.dtype, shape: tuple[int, 
 def test_transposes_in_batches(rows: int | Dim) -> None:
     torch.manual_seed(0)
     model = Attention()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     sizes = [(2, 5), (6, 7), (1, 3)] if isinstance(rows, Dim) else [(count, rows) for count in (2, 6, 1)]
     data = [(torch.randn(*size, 5), torch.randn(size[0], 1, 4)) for size in sizes]
     batch = {0: Dim("N")}
