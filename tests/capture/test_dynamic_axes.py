@@ -84,22 +84,30 @@ def test_bounds_of_dimensions_are_kept_for_the_trainer() -> None:
         trainer.step(x=np.ones(shape, np.float32))
 
 
-def test_bounds_that_code_sets_are_kept_for_the_trainer() -> None:
-    """As pytorch-metric-learning asks whether there are fewer than 2**31 triplets."""
-
+@pytest.mark.parametrize(
+    ("are_many", "most"),
+    [
+        # As pytorch-metric-learning asks whether there are fewer than 2**31 triplets, and diffusers of elements of
+        # images whether to copy those of 64 and more.
+        (lambda y: y.shape[0] * y.shape[0] * y.shape[0] >= torch.iinfo(torch.int32).max, 1290),
+        (lambda y: len(y) >= 64 and 2**20 * len(y) > 2**31, 2048),
+        (lambda y: len(y) < 1500 and 2**21 * len(y) > 2**31, 1024),
+    ],
+    ids=["triplets", "elements of large batches", "elements of small batches"],
+)
+def test_bounds_that_code_sets_are_kept_for_the_trainer(are_many: Callable[[Tensor], bool], most: int) -> None:
     def limited(network: nn.Module, x: Tensor) -> Tensor:
-        few = x.shape[0] * x.shape[0] * x.shape[0] < torch.iinfo(torch.int32).max
-        return network(x).square().mean() * (1.0 if few else 2.0)
+        return network(x).square().mean() * (2.0 if are_many(x) else 1.0)
 
     network, x = nn.Linear(1, 1), torch.randn(2, 1)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     step = training_step(network, limited, (x,), optimizer, dynamic_shapes=({0: Dim("N")},), inference=False)
     trainer = onnx_ops.Trainer(step)
-    trainer.step(x=np.ones((1290, 1), np.float32))
-    with pytest.raises(onnx_ops.StepError, match="with N from 0 to 1290"):
-        trainer.step(x=np.ones((1291, 1), np.float32))
+    trainer.step(x=np.ones((most, 1), np.float32))
+    with pytest.raises(onnx_ops.StepError, match=f"with N from 0 to {most}"):
+        trainer.step(x=np.ones((most + 1, 1), np.float32))
     with pytest.raises(CaptureError, match="is right only where"):
-        gradients(network, limited, (x,), dynamic_shapes=({0: Dim("N", max=2000)},))
+        gradients(network, limited, (x,), dynamic_shapes=({0: Dim("N", max=3000)},))
 
 
 SIZES = {

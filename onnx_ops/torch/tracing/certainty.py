@@ -24,6 +24,8 @@ REMAINDERS = 256
 """Combinations of remainders that are tried."""
 COUNTS = 64
 """Combinations of counts that are tried, of one remainder, where polynomials decide nothing."""
+MANY = 2**30
+"""Numbers of elements which code compares with this, or more, to find out whether 32 bits index them."""
 
 
 def is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]) -> bool:
@@ -57,9 +59,10 @@ def is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges
 
 
 def largest_size(condition: sympy.Basic) -> int | None:
-    """The number up to which a condition on one size holds; None for one that is not of that form, or is linear.
+    """The number up to which a condition on one size holds; None for one that is not of that form.
 
-    It compares a polynomial without negative coefficients, but for the constant, with 0.
+    It compares a polynomial without negative coefficients, but for the constant, with 0. A linear one, as in
+    `if len(x) > 64`, has to be about MANY elements.
     """
     if not isinstance(condition, sympy.StrictLessThan | sympy.LessThan | sympy.StrictGreaterThan | sympy.GreaterThan):
         return None
@@ -68,7 +71,9 @@ def largest_size(condition: sympy.Basic) -> int | None:
     if not excess.is_polynomial(symbol):
         return None
     *growing, constant = sympy.Poly(excess, symbol).all_coeffs()
-    if len(growing) < 2 or constant > 0 or any(coefficient < 0 for coefficient in growing):
+    if constant > 0 or any(coefficient < 0 for coefficient in growing):
+        return None
+    if len(growing) < 2 and -constant < MANY:
         return None
     holds, fails = 0, 1
     while condition.subs(symbol, fails) is sympy.true:

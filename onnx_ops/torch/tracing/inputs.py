@@ -95,8 +95,8 @@ def restrictions(shapes: RecordedShapes, inputs: list[Input]) -> dict[str, Line]
     return {name: line for name, line in lines.items() if line is not None}
 
 
-def bounded(shapes: ShapeEnv, inputs: list[Input], roots: Roots) -> list[Input]:
-    """The inputs, with the largest sizes that guards allow as bounds of dimensions without one; drops these guards.
+def take_bounds(shapes: ShapeEnv, inputs: list[Input], roots: Roots) -> dict[str, int]:
+    """Remove the guards that hold up to a size of a dimension without a bound, and return these sizes by its name.
 
     Code may branch on whether there are too many elements, as before an operator that takes fewer than 2**31. Bounds
     that small batches reach are left to the user.
@@ -112,6 +112,11 @@ def bounded(shapes: ShapeEnv, inputs: list[Input], roots: Roots) -> list[Input]:
         if dim is not None and most is not None and most >= USUAL:
             bounds[dim.__name__] = min(most, bounds.get(dim.__name__, most))
             shapes.guards.remove(guard)
+    return bounds
+
+
+def bounded(inputs: list[Input], roots: Roots, bounds: Mapping[str, int]) -> list[Input]:
+    """The inputs, with the largest sizes of dimensions without a bound, by the names of these."""
 
     def bound(dim: Dimension) -> Dimension:
         if roots.has(dim):

@@ -43,7 +43,7 @@ from onnx_ops.torch.tracing.fake_tensors import FakeTensors, unchanged_conversio
 from onnx_ops.torch.tracing.folding import fold_functions
 from onnx_ops.torch.tracing.frames import Line
 from onnx_ops.torch.tracing.indices import index_ranges
-from onnx_ops.torch.tracing.inputs import Input, bounded, check_sizes, restrictions, unify_sizes
+from onnx_ops.torch.tracing.inputs import Input, bounded, check_sizes, restrictions, take_bounds, unify_sizes
 from onnx_ops.torch.tracing.mixed_precision import Float32Computation
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.real_parts import RealParts, has_complex_numbers
@@ -246,7 +246,7 @@ def _trace(program: _Program) -> Traced:
     examples, where = program.examples, program.where
     with explained(where), without_traced_values(), only_nodes():
         made = _made(program)
-        inputs = bounded(made.shapes, made.inputs, made.roots)
+        inputs = made.bounded_inputs()
         where.restrictions = restrictions(made.shapes, inputs)
         try:
             check_sizes(made.shapes, inputs, made.roots, where)
@@ -260,7 +260,7 @@ def _trace(program: _Program) -> Traced:
             if one_way is None:
                 raise
             made = one_way
-            inputs = bounded(made.shapes, made.inputs, made.roots)
+            inputs = made.bounded_inputs()
             check_sizes(made.shapes, inputs, made.roots, where)
         graph, shapes = made.graph, made.shapes
         fold_functions(graph)
@@ -360,12 +360,12 @@ def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> 
         with bypassed_caches():
             graph = traced()
     insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
-    return _Made(graph, shapes, mode, inputs, roots, conditions)
+    return _Made(graph, shapes, mode, inputs, roots, conditions, take_bounds(shapes, inputs, roots))
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A graph of a function, the symbols and inputs of the trace, and the conditions on data."""
+    """A graph of a function, the symbols and inputs of the trace, the conditions on data, and bounds of sizes."""
 
     graph: torch.fx.GraphModule
     shapes: RecordedShapes
@@ -373,6 +373,10 @@ class _Made:
     inputs: list[Input]
     roots: Roots
     conditions: list[Condition]
+    bounds: dict[str, int]
+
+    def bounded_inputs(self) -> list[Input]:
+        return bounded(self.inputs, self.roots, self.bounds)
 
 
 def _without_guards(found: _Made, made: Callable[[Ways], _Made]) -> _Made | None:
@@ -389,14 +393,14 @@ def _without_guards(found: _Made, made: Callable[[Ways], _Made]) -> _Made | None
     here = frozenset(filter(None, guards.values()))
     if not 0 < len(guards) <= GUARDS or not all(guards.values()):
         return None
-    other = found
+    traces = [found]
     for count in range(1, len(guards) + 1):
         for others in itertools.combinations(guards, count):
             changed = frozenset((condition, not value) for condition, value in filter(None, map(guards.get, others)))
             if not _may_be(dict(here) | dict(changed)):
                 continue
             try:
-                other = made(changed)
+                traces.append(other := made(changed))
             except Exception:  # of the user's code, or of PyTorch, for sizes that the example does not have
                 return None
             if not {guard.expr for guard in other.shapes.guards} <= (given | guards.keys()) - set(others):
@@ -404,13 +408,17 @@ def _without_guards(found: _Made, made: Callable[[Ways], _Made]) -> _Made | None
                 return _without_guards(made(frozenset()), made) if found.shapes.narrows else None
             if not is_same(found.graph, other.graph):
                 return None
-    if any(guard.expr in guards for guard in other.shapes.guards):  # no size has the other value of all conditions
-        other = made(here)
+    if any(guard.expr in guards for guard in traces[-1].shapes.guards):  # no size has the other value of all conditions
+        traces.append(other := made(here))
         if not is_same(found.graph, other.graph):
             return None
+    last = traces[-1]
     for ones, line in found.shapes.decided_at_one.items():
-        other.shapes.decided_at_one.setdefault(ones, line)
-    return other
+        last.shapes.decided_at_one.setdefault(ones, line)
+    names = set().union(*(each.bounds for each in traces))
+    return dataclasses.replace(
+        last, bounds={name: min(each.bounds[name] for each in traces if name in each.bounds) for name in names}
+    )
 
 
 def _may_be(values: Mapping[sympy.Basic, bool]) -> bool:
