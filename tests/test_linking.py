@@ -400,6 +400,14 @@ REFUSED = {
         onnx_ops.OpError,
         r"HardshrinkBackward: input 'self' has shape \(2, 4\), expected .*\(2, 3\).*161002",
     ),
+    "wrong-shape-that-is-computed": (
+        """graph (float[2,3] g, float[2,4] x, float[4,2] y) => (float[2,3] o) { s = Shape (x)
+            z = Reshape (y, s)
+            o = aclnn.HardshrinkBackward (g, z) }""",
+        None,
+        onnx_ops.OpError,
+        r"HardshrinkBackward: input 'self' has shape \(2, 4\), expected .*\(2, 3\).*161002",
+    ),
     "wrong-dtype": (
         "graph (float[2,3] g, int64[2,3] x) => (float[2,3] o) { o = aclnn.HardshrinkBackward (g, x) }",
         None,

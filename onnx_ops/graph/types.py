@@ -45,15 +45,29 @@ def value_types(model: onnx.ModelProto) -> dict[str, TensorType]:
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with inferred types; without data propagation where a vector is too long to be a shape.
+    """The model with inferred types.
 
-    onnx propagates the elements of vectors one by one, those of unknown value too: 2**30 of them fill the memory.
+    Data propagation, which takes a second inference, is used for models with shapes that are not known without it.
+    Not where a vector is too long to be a shape: onnx propagates the elements of vectors one by one, those of unknown
+    value too, and 2**30 of them fill the memory.
     """
     inferred = shape_inference.infer_shapes(model)
-    graphs = (container for container in containers(inferred) if isinstance(container, onnx.GraphProto))
-    if any(_is_long_vector(proto) for graph in graphs for proto in _types(graph).values()):
+    graphs = [container for container in containers(inferred) if isinstance(container, onnx.GraphProto)]
+    types = [_types(graph) for graph in graphs]
+    if any(_is_long_vector(proto) for own in types for proto in own.values()) or all(map(_is_typed, graphs, types)):
         return inferred
     return shape_inference.infer_shapes(model, data_prop=True)
+
+
+def _is_typed(graph: onnx.GraphProto, types: dict[str, onnx.TypeProto]) -> bool:
+    """Whether the shapes of all results of nodes are known, each size by its number or name."""
+    protos = [types.get(name) for node in graph.node for name in node.output if name]
+    return all(
+        proto is not None
+        and proto.tensor_type.HasField("shape")
+        and all(dim.WhichOneof("value") for dim in proto.tensor_type.shape.dim)
+        for proto in protos
+    )
 
 
 def _is_long_vector(proto: onnx.TypeProto) -> bool:
