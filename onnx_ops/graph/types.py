@@ -19,6 +19,8 @@ LARGE = 1024
 """Number of elements above which an initializer is assumed not to hold a shape."""
 LONG_VECTOR = 2**20
 """Length of a vector from which on data propagation is not used: it takes 0.1 s."""
+UNKNOWN_SIZE = "unk__"
+"""How names of sizes begin that onnx does not know."""
 
 
 def value_info(name: str, tensor: TensorType) -> onnx.ValueInfoProto:
@@ -60,14 +62,16 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _is_typed(graph: onnx.GraphProto, types: dict[str, onnx.TypeProto]) -> bool:
-    """Whether the shapes of all results of nodes are known, each size by its number or name."""
+    """Whether the shapes of all results of nodes are known, each size by its number or the name that the model has."""
     protos = [types.get(name) for node in graph.node for name in node.output if name]
     return all(
-        proto is not None
-        and proto.tensor_type.HasField("shape")
-        and all(dim.WhichOneof("value") for dim in proto.tensor_type.shape.dim)
+        proto is not None and proto.tensor_type.HasField("shape") and all(map(_is_known, proto.tensor_type.shape.dim))
         for proto in protos
     )
+
+
+def _is_known(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    return dim.WhichOneof("value") is not None and not dim.dim_param.startswith(UNKNOWN_SIZE)
 
 
 def _is_long_vector(proto: onnx.TypeProto) -> bool:
