@@ -164,8 +164,12 @@ _hash_of_size = torch.SymInt.__hash__
 
 
 def _hash(number: torch.SymInt) -> int:
-    """Of a number that is read from data, that of its value, which is then a condition; a dynamic size has none."""
-    return hash(int(number)) if free_unbacked_symbols(number) else _hash_of_size(number)
+    """Of a number that is read from data, that of its value, which is then a condition; a dynamic size has none.
+
+    Nor has one that depends on data: einops goes without its cache for sizes that have none.
+    """
+    read = free_unbacked_symbols(number) - number.node.shape_env.size_like
+    return hash(int(number)) if read else _hash_of_size(number)
 
 
 def _numbers(result: Any) -> list[Any]:

@@ -18,6 +18,11 @@ import torch
 OWN = Path(__file__).parents[2]
 SYMBOLS = tuple(str(Path(torch.__file__).parent / part) for part in ("__init__.py", "fx/experimental/"))
 """Where PyTorch evaluates conditions on dynamic sizes."""
+OPERATORS = (
+    str(OWN / "torch" / "operators"),
+    *(str(Path(torch.__file__).parent / part) for part in ("_refs", "_decomp", "_prims", "_meta_registrations.py")),
+)
+"""Where operators are computed by others, and their shapes."""
 TRACES = Path(__file__).parent
 TRACING = str(TRACES / "trace.py")
 """Frames outside of this file's are those of the caller of the capture."""
@@ -59,10 +64,19 @@ def line_now() -> Line | None:
 
 def is_called_by_model() -> bool:
     """Whether a dynamic size is evaluated by code of a model or loss, not by that of PyTorch."""
-    frame = sys._getframe(1)
+    return not is_library(_evaluating_file())
+
+
+def is_called_by_operator() -> bool:
+    """Whether a dynamic size is evaluated by Python code of an operator."""
+    return _evaluating_file().startswith(OPERATORS)
+
+
+def _evaluating_file() -> str:
+    frame = sys._getframe(2)
     while (file := frame.f_code.co_filename).startswith((*SYMBOLS, str(TRACES))) and frame.f_back is not None:
         frame = frame.f_back
-    return not is_library(file)
+    return file
 
 
 def line_of_error(error: BaseException) -> Line | None:

@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
     guard_or_false,
     guard_or_true,
 )
-from torch.utils._sympy.functions import Max, Min
+from torch.utils._sympy.functions import FloorDiv, Max, Min
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -34,7 +34,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.tracing.batching import symbolic_batches
 from onnx_ops.torch.tracing.certainty import is_certain
-from onnx_ops.torch.tracing.frames import Line, is_called_by_model
+from onnx_ops.torch.tracing.frames import Line, is_called_by_model, is_called_by_operator
 from onnx_ops.torch.tracing.mathematics import symbolic_mathematics
 
 LARGEST = 2**48
@@ -306,9 +306,14 @@ def _condition(node: SymNode, file: str, line: int) -> bool:
     """The value of a condition on sizes, which becomes a guard.
 
     Not if PyTorch's C++ code compares a size with 0 or 1, as that of a reshape does to find out whether its result is a
-    view, and the gradient of rfft to find out whether to pad.
+    view, and the gradient of rfft to find out whether to pad. Nor if the code of an operator compares a
+    size that depends on data with 0 or 1.
     """
     condition, in_code_of_torch = node.expr, file.endswith((".h", ".cpp"))
+    if not node.has_hint() and (in_code_of_torch or is_called_by_operator()):
+        value = _of_large_sizes(condition, node.shape_env)
+        if value is not None:
+            return value
     if in_code_of_torch and isinstance(condition, sympy.Rel) and node.has_hint():
         if isinstance(condition, sympy.Eq | sympy.Ne) and _of_0_or_1(condition):
             return (guard_or_false if isinstance(condition, sympy.Eq) else guard_or_true)(torch.SymBool(node))
@@ -319,6 +324,22 @@ def _condition(node: SymNode, file: str, line: int) -> bool:
         with node.shape_env.of_pytorch():
             return _guard_bool(node, file, line)
     return _guard_bool(node, file, line)
+
+
+def _of_large_sizes(condition: sympy.Basic, shapes: ShapeEnv) -> bool | None:
+    """The value for sizes from 2 on of a condition that compares a sum of products of sizes with 0 or 1; else None.
+
+    Quotients, as those of a reshape, are sizes too.
+    """
+    if not isinstance(condition, sympy.Rel) or condition.rhs not in (0, 1):
+        return None
+    if not condition.free_symbols <= shapes.size_like | shapes.backed_var_to_val.keys():
+        return None
+    number = condition.lhs.xreplace({quotient: sympy.Dummy() for quotient in condition.lhs.atoms(FloorDiv)})
+    sizes = number.free_symbols
+    if not number.is_polynomial(*sizes) or any(c.is_negative for c in sympy.Poly(number, *sizes).coeffs()):
+        return None
+    return isinstance(condition, sympy.Ne | sympy.StrictGreaterThan | sympy.GreaterThan)
 
 
 def _of_0_or_1(condition: sympy.Rel) -> bool:
