@@ -190,13 +190,13 @@ def test_recomputations_of_the_reentrant_kind_are_refused() -> None:
 
 
 class Listed(nn.Module):
-    """Reads a tensor that it has registered from a list."""
+    """Reads a view of a tensor that it has registered from a list."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.register_buffer("scale", torch.ones(4))
-        self.list = [self.layer.weight[1:]] if kind == "parameter" else [self.scale]
+        self.list = [self.layer.weight[1:]] if kind == "parameter" else [self.scale[:3]]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x).mean() + (x * self.list[0].detach().sum(0)).mean()
@@ -207,6 +207,43 @@ class Listed(nn.Module):
 def test_state_is_no_constant(kind: str, name: str) -> None:
     with pytest.raises(CaptureError, match=f"reads the {kind} '{name}' by a reference from outside"):
         gradients(Listed(kind), lambda m, x: m(x), (torch.randn(5, 4),), check=False)
+
+
+class Branches(nn.Module):
+    """Its parameters are in containers too, as those of pykan; the step changes one buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.register_buffer("mean", torch.zeros(4))
+        self.parts = {"scales": [self.first, self.second], "means": (self.mean,)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.parts["means"][0].mul_(0.5).add_(x.detach().mean(0))
+        for scale in self.parts["scales"]:
+            x = (x * scale).tanh()
+        return (x - self.parts["means"][0]).square().sum()
+
+
+def test_steps_of_parameters_in_containers() -> None:
+    torch.manual_seed(0)
+    model, batches = Branches(), torch.randn(4, 5, 4)
+    containers = model.parts, model.parts["scales"][0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = onnx_ops.Trainer(training_step(model, lambda m, x: m(x), (batches[0],), optimizer, evaluation=True))
+    assert (model.parts, model.parts["scales"][0]) == containers
+    model.train()
+    for x in batches[1:]:
+        loss = model(x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        np.testing.assert_allclose(trainer.step(x=x.numpy())["loss"], loss.detach(), rtol=1e-5)
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_allclose(trainer.weights()[name], tensor, rtol=1e-5, err_msg=name)
+    evaluated = trainer.evaluate(x=batches[0].numpy())["loss"]
+    np.testing.assert_allclose(evaluated, model.eval()(batches[0]).detach(), rtol=1e-5)
 
 
 def test_numbers_of_parameters_are_no_constants() -> None:

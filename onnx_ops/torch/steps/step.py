@@ -17,6 +17,7 @@ from onnx_ops.torch.base.pairs import as_like, as_real
 from onnx_ops.torch.steps.calls import FirstCall, FunctionCall, ModelCall, RunInfo
 from onnx_ops.torch.steps.differentiation import follow_hooks, gradients, loss_and_outputs
 from onnx_ops.torch.steps.recomputation import ordered_recomputation
+from onnx_ops.torch.steps.references import References
 from onnx_ops.torch.tracing.effects import storage_of
 from onnx_ops.torch.tracing.randomness import Random
 from onnx_ops.torch.tracing.trace import Tensors
@@ -78,6 +79,7 @@ class JointStep:
         self.parameters = dict(model.named_parameters())
         self.buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.layout is torch.strided}
         self._others = {name: buffer for name, buffer in model.named_buffers() if name not in self.buffers}
+        self._references = References(model, self.parameters | self.buffers)
         self.persistent = set(model.state_dict())
         self.tied = _tied(model, self.parameters | self.buffers)
         self._given = bound(loss, args, skip=1)
@@ -173,12 +175,7 @@ class JointStep:
             first,
             ordered_recomputation(random, given.values()),
         ):
-            outputs, after = torch.func.functional_call(
-                self._call,
-                {f"model.{name}": tensor for name, tensor in given.items()},
-                (with_gradients, *replaced(self._given, arguments).values()),
-                tie_weights=True,
-            )
+            outputs, after = self._run(self._call, given, with_gradients, *replaced(self._given, arguments).values())
         info.draws, info.seeded = random.used, random.seeded
         for name in self.trained():
             if after.get(name) is not given[name]:
@@ -187,7 +184,7 @@ class JointStep:
                     " know: change its elements in place, under torch.no_grad()"
                 )
         for name, (tensor, version) in others.items():
-            if after.get(name) is not tensor or tensor._version != version:
+            if tensor._version != version or after.get(name) is not tensor:
                 raise CaptureError(f"the loss changes the buffer '{name}', which is sparse; state of a graph is dense")
         info.changed = [
             name
@@ -252,11 +249,10 @@ class JointStep:
             The tensors in the result: `output`, or `output.<path>` for several.
         """
         copies = {name: values[name].clone() for name in (*self.parameters, *self.buffers)}
-        named = {f"model.{name}": tensor for name, tensor in self._registered(copies).items()}
         arguments = replaced(call.arguments, values)
         # Some models compute tensors from parameters when their mode changes: they have to use the given parameters.
         whole = _Call(self.model, lambda model: call.run(model.train().eval(), arguments))
-        result, _ = torch.func.functional_call(whole, named, (lambda result: result,), tie_weights=True)
+        result, _ = self._run(whole, self._registered(copies), lambda result: result)
         return {name: tensor.detach() for name, tensor in tensors(result, OUTPUT)}
 
     def evaluate(self, values: Tensors) -> Tensors:
@@ -277,14 +273,18 @@ class JointStep:
         def loss(model: torch.nn.Module, *args: Any) -> Any:
             return self._loss(model.train().eval(), *args)
 
-        result, _ = torch.func.functional_call(
-            _Call(self.model, loss),
-            {f"model.{name}": tensor for name, tensor in given.items()},
-            (lambda result: result, *replaced(self._given, leaves).values()),
-            tie_weights=True,
+        result, _ = self._run(
+            _Call(self.model, loss), given, lambda result: result, *replaced(self._given, leaves).values()
         )
         value, reported = loss_and_outputs(result)
         return {LOSS: value.detach()} | {name: tensor.detach() for name, tensor in reported.items()}
+
+    def _run(self, call: _Call, given: Tensors, then: Callable[[Any], Any], *args: Any) -> tuple[Any, Tensors]:
+        """The result of a call with the given parameters and buffers in place of the model's, and those after it."""
+        with self._references.replaced(given):
+            named = {f"model.{name}": tensor for name, tensor in given.items()}
+            result: tuple[Any, Tensors] = torch.func.functional_call(call, named, (then, *args), tie_weights=True)
+        return result
 
     def constants(self, changed: Collection[str]) -> set[str]:
         """The names of the buffers that are constants: that are neither in the model's state_dict nor in `changed`."""
