@@ -36,15 +36,15 @@ def ratio(x: Tensor, numerator: Sequence[float], denominator: Sequence[float]) -
 
 
 def in_float64(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of float64 numbers as one of numbers of any dtype; other arguments come before the tensor.
+    """A function of float64 numbers as one of numbers of any dtype.
 
-    A float32 result has an error of half a unit in the last place; that of an integer is a float32.
+    The last argument is a tensor, whose dtype is that of the result; those before it may be tensors too. A float32
+    result has an error of half a unit in the last place; that of an integer is a float32.
     """
 
     @functools.wraps(function)
     def converted(*args: Any) -> Tensor:
-        *settings, x = args
-        dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-        return function(*settings, x.double()).to(dtype)
+        dtype = args[-1].dtype if args[-1].is_floating_point() else torch.get_default_dtype()
+        return function(*(arg.double() if isinstance(arg, Tensor) else arg for arg in args)).to(dtype)
 
     return converted

@@ -170,6 +170,23 @@ def _exponential_(random: Generator, input: Tensor, lambd: float = 1.0, **rest: 
     return input.copy_(-torch.log(1 - random.uniform(input.shape, input.dtype)) / lambd)
 
 
+@draws(aten.log_normal_.default)
+def _log_normal_(random: Generator, input: Tensor, mean: float = 1.0, std: float = 2.0, **rest: Any) -> Tensor:
+    return input.copy_(torch.exp(mean + std * random.normal(input.shape, input.dtype)))
+
+
+@draws(aten.cauchy_.default)
+def _cauchy_(random: Generator, input: Tensor, median: float = 0.0, sigma: float = 1.0, **rest: Any) -> Tensor:
+    turn = torch.tensor([math.pi], dtype=torch.promote_types(input.dtype, torch.float32))
+    return input.copy_(median + sigma * torch.tan(turn * (random.uniform(input.shape, turn.dtype) - 0.5)))
+
+
+@draws(aten.geometric_.default)
+def _geometric_(random: Generator, input: Tensor, p: float, **rest: Any) -> Tensor:
+    trials = torch.log(1 - random.uniform(input.shape, torch.float64)) / torch.log1p(torch.tensor([-p]).double())
+    return input.copy_(trials.ceil().clamp(min=1))
+
+
 @draws(aten.multinomial.default)
 def _multinomial(random: Generator, input: Tensor, num_samples: int, replacement: bool = False, **rest: Any) -> Tensor:
     """Without replacement the largest quotients of weights and exponential numbers (Efraimidis and Spirakis, 2006)."""
