@@ -162,6 +162,7 @@ CASES: dict[str, tuple[Tensor, Function]] = {
         GAPS,
         lambda x: torch.where(x.isfinite(), (x - 2).abs(), 0) + F.l1_loss(x, 2 * x.detach()),
     ),
+    "errors of NaN": (GAPS, lambda x: (F.smooth_l1_loss(x, TIES, beta=0.5, reduction="none"), F.huber_loss(x, TIES))),
     "numbers by integers": (TIES, lambda x: (7 // (2 * x.long() - 3), 9 // (x > 1).byte().add(2), x)),
     "quotients of floats, rounded down": (
         TENTHS,
