@@ -9,6 +9,7 @@ import onnxruntime as ort
 import torch
 from captures import gradients
 from torch import Tensor, nn
+from torch.export import Dim
 
 import onnx_ops
 import onnx_ops.torch
@@ -67,20 +68,21 @@ class Defaults(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         made = torch.ones(4) + torch.zeros(4) + torch.full((4,), 1 / 3) + torch.linspace(0, 1 / 7, 4)
+        rows = torch.ones(len(x), 1) + torch.zeros(len(x), 1) + torch.full((len(x), 1), 1 / 3)
         mixed = torch.eye(4) @ torch.arange(0.1, 0.5, 0.1) + torch.tensor(1 / 9) + torch.arange(4) / 3
-        return x * (made + mixed + torch.randn(1) * 0) * self.scale
+        return x * (made + mixed + torch.randn(1) * 0) * rows * self.scale
 
 
 def test_the_default_dtype() -> None:
     torch.set_default_dtype(torch.float64)
     try:
         model, x = Defaults(), torch.randn(3, 4)
-        capture = gradients(model, lambda model, x: model(x).sum(), (x,))
+        capture = gradients(model, lambda model, x: model(x).sum(), (x,), dynamic_shapes=({0: Dim("N")},))
     finally:
         torch.set_default_dtype(torch.float32)
     (got,) = onnx_ops.InferenceSession(capture.model).run(["loss"], capture.state | {"x": x.numpy()})
     made = 4 / 3 + torch.arange(4, dtype=x.dtype) * (1 / 21 + 0.1 + 1 / 3) + 0.1 + 1 / 9
-    np.testing.assert_allclose(got, (x * made * model.scale).sum().item(), rtol=1e-14)
+    np.testing.assert_allclose(got, (x * made * 4 / 3 * model.scale).sum().item(), rtol=1e-14)
 
 
 def test_trained_parameters_of_an_export(tmp_path: Path) -> None:

@@ -148,8 +148,10 @@ def _name_dtypes(module: GraphModule) -> None:
     """Give new tensors, such as torch.ones(3), their dtype: without one, torch.onnx takes it for float32."""
     for node in module.graph.nodes:
         value = node.meta.get("val")
-        if not isinstance(node.target, OpOverload) or not isinstance(value, torch.Tensor) or node.all_input_nodes:
+        if not isinstance(node.target, OpOverload) or not isinstance(value, torch.Tensor):
             continue
+        if any(isinstance(given.meta.get("val"), torch.Tensor) for given in node.all_input_nodes):
+            continue  # others are sizes
         named = any(argument.name == "dtype" for argument in node.target._schema.arguments)
         if named and node.kwargs.get("dtype") is None and value.dtype is torch.get_default_dtype() is not torch.float32:
             node.kwargs = node.kwargs | {"dtype": value.dtype}
@@ -211,11 +213,15 @@ def _type_promotion() -> TypePromotionTable:
     return TypePromotionTable()
 
 
+def _is_floating(number: Any) -> bool:
+    return isinstance(number.meta["val"] if isinstance(number, Node) else number, float | torch.SymFloat)
+
+
 class _Promotion(_TypePromotionInterpreter):
     """The pass InsertTypePromotion of torch.onnx, which runs only the operators that it changes."""
 
     def run_node(self, n: Node) -> Any:
-        if n.target is aten.clamp.default and any(isinstance(bound, float) for bound in n.args[1:]):
+        if n.target is aten.clamp.default and any(map(_is_floating, n.args[1:])):
             # A bound that is an integer would become a tensor, and the operator takes two numbers or two tensors.
             n.args = tuple(float(bound) if isinstance(bound, int) else bound for bound in n.args)
         rule = get_type_promotion_rule(n, self.type_promotion_table)
