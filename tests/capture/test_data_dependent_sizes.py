@@ -68,6 +68,12 @@ def converted(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     return sums.matmul(model.weight.T).pow(2).mean() * float(x.abs().max()) + int(2.5) + int("3", 4)
 
 
+def bounded(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """Bounds of which one is an integer and the other a number in a tensor, as those of quantized values."""
+    hidden = model(x)
+    return hidden.clamp(0, x.abs().mean()).pow(2).sum() + hidden.clamp(-x.abs().mean().item(), 1).sum()
+
+
 def written(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     hidden = model(x)
     changed = hidden.clone()
@@ -123,7 +129,23 @@ def shaped_by_a_cache(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     return chosen.reshape(shape).exp().cumsum(1).log().sum()
 
 
+def along_rows(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """For these PyTorch's own code, of functions or of their gradients, asks whether there is a row."""
+    rows = model(x)[labels != 0]
+    similar = functional.cosine_similarity(rows, rows.detach().roll(1, 1), dim=1)
+    weights = torch.linspace(0, 1, len(rows))[:, None]
+    margins = rows.logsumexp(0).clamp(min=-9) + rows.logcumsumexp(0).sum(0)
+    return (rows.cumsum(0) ** 2).sum() + margins.sum() + (rows * weights).sum() + similar.sum() + model(x).sum()
+
+
+def deviations(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    rows = model(x)[labels == 2]
+    return rows.std(0).sum() + rows.std() + model(x).sum()
+
+
 LOSSES = [
+    along_rows,
+    deviations,
     masked,
     selected,
     experts,
@@ -131,6 +153,7 @@ LOSSES = [
     as_long_as_the_largest,
     as_wide_as_the_largest,
     converted,
+    bounded,
     written,
     at_numbers,
     beside_masks,
@@ -140,6 +163,7 @@ LOSSES = [
 LABELS = [[0, 1, 2, 3, 2, 1], [0, 0, 0], [1, 2], [3, 3, 3, 3], [0, 0, 1, 0], [2, 0, 0, 0, 0], [1, 1]]
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_sizes_that_depend_on_data(loss: Callable[..., Tensor]) -> None:
     torch.manual_seed(0)

@@ -223,5 +223,3 @@ def _beta_rational(x: Tensor, alpha: Tensor, total: Tensor) -> Tensor:
         for table in CORRECTION
     )
     return p / q * x * (aten.digamma(total) - aten.digamma(alpha)) / (total - alpha)
-
-

@@ -14,12 +14,10 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic, statically_known_
 
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.torch.base.nodes import integers, is_standard, number, op
-from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, replaces, translates
+from onnx_ops.torch.base.table import decomposes, replaces, translates
 from onnx_ops.torch.operators.recurrences import dtype_of_products, running_products
 
 aten = torch.ops.aten
-
-decomposed_by_pytorch(aten.logsumexp.default)  # onnxruntime's ReduceLogSumExp takes -inf, -450 for -inf
 
 
 @decomposes(aten.linalg_vector_norm.default)
@@ -78,6 +76,22 @@ def _variance(
     count = torch.full((), math.prod(self.shape[axis] for axis in axes), dtype=self.dtype)
     divisor = torch.clamp_min(count - (1 if correction is None else correction), 0)
     return aten.sum.dim_IntList(squares, axes, keepdim) / divisor
+
+
+@decomposes(aten.logsumexp.default)
+def _log_of_sum(self: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Any:
+    """By PyTorch's decomposition, as onnxruntime's ReduceLogSumExp takes -inf, -450 for -inf; -inf for no elements."""
+    for axis in range(self.dim()) if dim == [] else [dim] if isinstance(dim, int) else dim:
+        if _may_be_zero(self.shape[axis]) and self.is_floating_point():
+            shape = [1 if i == axis % self.dim() else size for i, size in enumerate(self.shape)]
+            self = torch.cat([self, self.new_full(shape, -math.inf)], axis)
+    return torch._decomp.decomposition_table[aten.logsumexp.default](self, dim, keepdim)
+
+
+@decomposes(aten.std.correction)
+def _deviation(self: Tensor, dim: Sequence[int] | None = None, **options: Any) -> Any:
+    variance = _variance(self, dim, **options)
+    return NotImplemented if variance is NotImplemented else variance.sqrt()
 
 
 def _may_be_zero(size: int | torch.SymInt) -> bool:
