@@ -59,6 +59,15 @@ def as_wide_as_the_largest(model: nn.Linear, x: Tensor, labels: Tensor) -> Tenso
     return (model(x)[:, : each.shape[1]] * each).exp().sum() / each.sum(0).max()
 
 
+def of_graphs(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """A target for each graph of a batch; labels are the graphs of nodes. PyTorch's losses compare its size."""
+    size = int(labels.max()) + 1
+    sums = model(torch.zeros(size, 5).index_add(0, labels, x)).mean(1)
+    target = torch.arange(float(CLASSES))[: labels.amax() + 1]
+    errors = functional.mse_loss(sums, target) + functional.l1_loss(sums[:, None], target[:, None])
+    return errors + functional.binary_cross_entropy_with_logits(sums, torch.tanh(target))
+
+
 def converted(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     """The same by Python's int(), and a number by its float(), as in PyTorch Geometric."""
     size = int(labels.max()) + 1
@@ -152,6 +161,7 @@ LOSSES = [
     distinct,
     as_long_as_the_largest,
     as_wide_as_the_largest,
+    of_graphs,
     converted,
     bounded,
     written,

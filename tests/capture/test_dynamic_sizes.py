@@ -457,7 +457,7 @@ def test_medians_and_quantiles_of_any_number_of_rows() -> None:
 
 def test_affine_grids() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        grid = F.affine_grid(model(x).view(-1, 2, 3), [x.shape[0], 1, 3, 5], align_corners=False)
+        grid = F.affine_grid(model(x).view(-1, 2, 3), [x.shape[0], 4, 3, 5], align_corners=False)
         return F.grid_sample(x.view(-1, 1, 2, 4), grid, align_corners=False).sin().sum()
 
     compared(nn.Linear(8, 6), loss, [(6, 8), (3, 8), (9, 8)], Dim("N"))

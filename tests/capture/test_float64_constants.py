@@ -59,6 +59,25 @@ def test_numbers_read_from_tensors() -> None:
     np.testing.assert_allclose(got, loss(model, batch).item(), rtol=1e-14)
 
 
+def test_powers_of_integers_have_the_default_dtype() -> None:
+    def loss(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+        numbers = torch.arange(1, 5)
+        found = {"roots": numbers**0.5, "powers": 1.1**numbers, "negative": numbers.copysign(-1.0)}
+        return {"loss": model(x).sum()} | found
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        model, x = nn.Linear(2, 1), torch.randn(3, 2)
+        capture = gradients(model, loss, (x,))
+        wanted = loss(model, x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    names = ["roots", "powers", "negative"]
+    got = onnx_ops.InferenceSession(capture.model).run(names, capture.state | {"x": x.numpy()})
+    for name, array in zip(names, got, strict=True):
+        np.testing.assert_allclose(array, wanted[name], rtol=1e-15, err_msg=name)
+
+
 class Defaults(nn.Module):
     """Tensors without a dtype have the default dtype of PyTorch."""
 

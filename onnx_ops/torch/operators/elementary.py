@@ -25,12 +25,22 @@ def _logit(self: Tensor, eps: float | None = None) -> Any:
 @decomposes(aten.pow.Tensor_Scalar)
 def _pow(self: Tensor, exponent: float) -> Any:
     """The small powers that PyTorch computes as products: onnxruntime calls the C library's pow for each element."""
+    if isinstance(exponent, float) and (dtype := torch.result_type(self, exponent)) is not self.dtype:
+        return aten.pow.Tensor_Scalar(self.to(dtype), exponent)
     if exponent == 1 and self.is_floating_point():
         return self.clone()
     if exponent == 2 and (self.is_floating_point() or isinstance(exponent, int)):
         return self * self
     if exponent == 3 and (self.is_floating_point() or isinstance(exponent, int)):
         return self * self * self
+    return NotImplemented
+
+
+@decomposes(aten.pow.Scalar)
+def _power_of_number(self: float, exponent: Tensor) -> Any:
+    """Integer exponents of a floating number in the default dtype; torch.onnx takes float32."""
+    if isinstance(self, float) and (dtype := torch.result_type(exponent, self)) is not exponent.dtype:
+        return aten.pow.Scalar(self, exponent.to(dtype))
     return NotImplemented
 
 
@@ -116,6 +126,7 @@ def _hypot(input: Tensor, other: Tensor) -> Tensor:
 
 @replaces(torch.copysign, torch.Tensor.copysign)
 def _copysign(input: Tensor, other: Tensor | float) -> Tensor:
+    input = input if input.is_floating_point() else input.to(torch.get_default_dtype())
     if not isinstance(other, Tensor):
         other = torch.full((), float(other), dtype=input.dtype, device=input.device)
     negative = (other < 0) | ((other == 0) & (other.detach().reciprocal() < 0))  # a zero has a sign too

@@ -89,8 +89,9 @@ def _are_sizes(given: Sequence[Any]) -> bool:
 
 
 def _is_called_by_pytorch() -> bool:
-    """Whether PyTorch's code calls max or min, of sizes of which it then wants to know more."""
-    return bool(sys._getframe(2).f_globals.get("__name__", "").startswith("torch."))
+    """Whether PyTorch's code, but that of layers, calls max or min, of sizes of which it then wants to know more."""
+    module = sys._getframe(2).f_globals.get("__name__", "")
+    return bool(module.startswith("torch.") and not module.startswith("torch.nn."))
 
 
 def _as_tensor(number: Any, tensor: Any) -> Any:

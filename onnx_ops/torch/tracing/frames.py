@@ -20,9 +20,12 @@ SYMBOLS = tuple(str(Path(torch.__file__).parent / part) for part in ("__init__.p
 """Where PyTorch evaluates conditions on dynamic sizes."""
 OPERATORS = (
     str(OWN / "torch" / "operators"),
-    *(str(Path(torch.__file__).parent / part) for part in ("_refs", "_decomp", "_prims", "_meta_registrations.py")),
+    *(
+        str(Path(torch.__file__).parent / part)
+        for part in ("_refs", "_decomp", "_prims", "_meta_registrations.py", "nn")
+    ),
 )
-"""Where operators are computed by others, and their shapes."""
+"""Where operators and layers are computed by others, and their shapes."""
 TRACES = Path(__file__).parent
 TRACING = str(TRACES / "trace.py")
 """Frames outside of this file's are those of the caller of the capture."""
@@ -68,7 +71,7 @@ def is_called_by_model() -> bool:
 
 
 def is_called_by_operator() -> bool:
-    """Whether a dynamic size is evaluated by Python code of an operator."""
+    """Whether a dynamic size is evaluated by Python code of an operator or a layer."""
     return _evaluating_file().startswith(OPERATORS)
 
 

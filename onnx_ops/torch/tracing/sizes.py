@@ -20,6 +20,7 @@ from torch.fx.experimental import _config as symbolic_shapes_config
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
+    GuardOnDataDependentSymNode,
     ShapeEnv,
     ShapeGuard,
     StrictMinMaxConstraint,
@@ -306,14 +307,14 @@ def _condition(node: SymNode, file: str, line: int) -> bool:
     """The value of a condition on sizes, which becomes a guard.
 
     Not if PyTorch's C++ code compares a size with 0 or 1, as that of a reshape does to find out whether its result is a
-    view, and the gradient of rfft to find out whether to pad. Nor if the code of an operator compares a
-    size that depends on data with 0 or 1.
+    view, and the gradient of rfft to find out whether to pad. Nor if the code of an operator or a layer compares a size
+    that depends on data with 0 or 1. Where it compares one with another size, as losses do with that of their target,
+    they are equal, which becomes a condition of the step.
     """
     condition, in_code_of_torch = node.expr, file.endswith((".h", ".cpp"))
     if not node.has_hint() and (in_code_of_torch or is_called_by_operator()):
         value = _of_large_sizes(condition, node.shape_env)
-        if value is not None:
-            return value
+        return _of_large_or_equal_sizes(node, file, line) if value is None else value
     if in_code_of_torch and isinstance(condition, sympy.Rel) and node.has_hint():
         if isinstance(condition, sympy.Eq | sympy.Ne) and _of_0_or_1(condition):
             return (guard_or_false if isinstance(condition, sympy.Eq) else guard_or_true)(torch.SymBool(node))
@@ -340,6 +341,18 @@ def _of_large_sizes(condition: sympy.Basic, shapes: ShapeEnv) -> bool | None:
     if not number.is_polynomial(*sizes) or any(c.is_negative for c in sympy.Poly(number, *sizes).coeffs()):
         return None
     return isinstance(condition, sympy.Ne | sympy.StrictGreaterThan | sympy.GreaterThan)
+
+
+def _of_large_or_equal_sizes(node: SymNode, file: str, line: int) -> bool:
+    """The value of a condition for sizes from 2 on; those that may differ have to be equal."""
+    try:
+        return bool(node.guard_size_oblivious(file, line))
+    except GuardOnDataDependentSymNode:
+        if not isinstance(node.expr, sympy.Eq | sympy.Ne) or {0, 1} & set(node.expr.args):
+            raise
+    equal, condition = isinstance(node.expr, sympy.Eq), torch.SymBool(node)
+    torch._check(condition if equal else torch.sym_not(condition))
+    return equal
 
 
 def _of_0_or_1(condition: sympy.Rel) -> bool:
