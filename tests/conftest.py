@@ -2,8 +2,10 @@
 
 import functools
 import gc
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,17 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 def spinning_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Session options as onnxruntime makes them, whose threads spin."""
     monkeypatch.setattr(ort.SessionOptions, "__init__", options_of_onnxruntime)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """What is logged during a test; pytest's own plugin is switched off in pyproject.toml."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    yield records
+    logging.getLogger().removeHandler(handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

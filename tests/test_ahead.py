@@ -208,26 +208,26 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_progress_is_logged_after_a_second(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_logged_after_a_second(logged: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter((100, 100.5, 101.5, 101.5, 102, 135, 135))  # when it begins; at each call, and when it logs
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
     advance = progress.reporter()
     for done in (0, 2, 3, 4):
         advance(done, 5)
-    first, second = (record.getMessage() for record in caplog.records)
+    first, second = (record.getMessage() for record in logged)
     assert first == f"onnx_ops compiles kernels, 2 of 5 functions are done{progress.HINT}"
     assert second == "onnx_ops compiles kernels, 4 of 5 functions are done"
-    assert {(record.name, record.levelno) for record in caplog.records} == {("onnx_ops", logging.WARNING)}
+    assert {(record.name, record.levelno) for record in logged} == {("onnx_ops", logging.WARNING)}
 
 
 @pytest.mark.usefixtures("fresh")
-def test_progress_can_be_shown_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_can_be_shown_elsewhere(logged: list[logging.LogRecord]) -> None:
     shown: list[Any] = []
     with progress.showing(lambda *numbers: shown.append(numbers)):
         progress.reporter()(1, 2)
         progress.spent(5)
     assert shown == [(1, 2)]
-    assert not caplog.records
+    assert not logged
 
 
 def test_compiling_in_the_process_is_told_once_and_to_standard_error() -> None:

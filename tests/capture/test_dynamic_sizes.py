@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import math
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from math import sqrt
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -540,6 +542,21 @@ def test_caches_with_values_of_a_trace_in_containers_are_cleared() -> None:
         cyclic(1)
     assert held.cache_info().currsize == 0
     assert cyclic.cache_info().currsize == 1
+
+
+def test_objects_are_looked_through_for_new_caches_alone() -> None:
+    cached = [functools.cache(lambda: 0)]
+
+    def looks() -> bool:
+        with mock.patch.object(gc, "get_referrers", wraps=gc.get_referrers) as looked, without_traced_values():
+            pass
+        return looked.called
+
+    assert looks()
+    cached.clear()
+    assert not looks()
+    cached.append(functools.cache(lambda: 0))
+    assert looks()
 
 
 class Patches(nn.Module):

@@ -33,22 +33,22 @@ class _Caches:
     def __init__(self) -> None:
         self._all: WeakSet[Any] = WeakSet()
         self._outside: WeakSet[Any] = WeakSet()
-        self._seen: tuple[int, int] | None = None
+        self._others: int | None = None
 
     def outside(self) -> list[Any]:
         """Those outside of PyTorch, this package and the standard library."""
         if gc.get_freeze_count():
             gc.unfreeze()  # no function of gc finds objects that are frozen
-        if self._seen != self._state():
+        if self._others != self._references():
             found = [cache for cache in gc.get_referrers(Cache) if type(cache) is Cache]
             self._all = WeakSet(found)
             self._outside = WeakSet(cache for cache in found if not _of_library(cache))
-            self._seen = self._state()
+            self._others = self._references()
         return list(self._outside)
 
-    def _state(self) -> tuple[int, int]:
-        """The number of references to the type, and of the known instances that exist."""
-        return sys.getrefcount(Cache), len(self._all)
+    def _references(self) -> int:
+        """The number of references to the type but for those of known instances, which are not looked for again."""
+        return sys.getrefcount(Cache) - len(self._all)
 
 
 _CACHES = _Caches()
