@@ -93,6 +93,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    gc.freeze()  # pytest, ten times, and Python look through all objects at the end
     command = session.config.getoption("--record")
     if command and exitstatus == 0 and not hasattr(session.config, "workerinput"):
         from scripts import versions

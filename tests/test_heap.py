@@ -281,7 +281,7 @@ def test_no_value_keeps_its_memory_for_a_later_one() -> None:
             y = ReduceMax<keepdims = 0>(third)
         }}"""
     given = ort.SessionOptions()
-    session = step_sessions.session_maker(given, None, (), distributed=False)(parser.parse_model(text))
+    session = step_sessions.session_maker(given, None, (), (), distributed=False)(parser.parse_model(text))
     assert isinstance(session, step_sessions.HeapSession)
     assert (given.enable_mem_reuse, given.enable_mem_pattern) == (True, True)
     before = resident()

@@ -6,6 +6,9 @@ import ctypes
 import functools
 from collections.abc import Callable
 
+LARGE = 2**25
+"""Bytes of parameters of a model for which memory is returned; a smaller one needs less than that takes."""
+
 
 @functools.cache
 def _trim() -> Callable[[int], int] | None:

@@ -15,7 +15,7 @@ from onnx_ops.integrations.sessions import InferenceSession, OwnOptions, new_hea
 from onnx_ops.runtime.heap import Heap
 from onnx_ops.training.arrays import byte_count
 from onnx_ops.training.errors import refusals_as_step_errors
-from onnx_ops.training.freed_memory import return_freed_memory
+from onnx_ops.training.freed_memory import LARGE, return_freed_memory
 from onnx_ops.training.step_runner import MakeSession
 
 SPINNING = "session.intra_op.allow_spinning"
@@ -30,6 +30,7 @@ LEAST_REGION = 256 << 20
 def session_maker(
     sess_options: ort.SessionOptions | None,
     providers: Sequence[str | tuple[str, dict[Any, Any]]] | None,
+    state: Iterable[TensorType],
     changing: Iterable[TensorType],
     *,
     distributed: bool,
@@ -38,12 +39,14 @@ def session_maker(
 
     Args:
         sess_options, providers: as for `Trainer`.
-        changing: types of the tensors that the steps change.
+        state: types of the tensors of the state.
+        changing: types of those that the steps change.
         distributed: whether the steps are made by several workers.
     """
     registered = registered_options(sess_options, stacklevel=4, kernels=() if sess_options is None else None)
     heap = new_heap(registered)
     region = first_region(changing) if heap is None else 0
+    large = sum(map(byte_count, state)) > LARGE
 
     def session(model: onnx.ModelProto) -> InferenceSession:
         options = OwnOptions() if sess_options is None else registered
@@ -56,7 +59,8 @@ def session_maker(
                 made = InferenceSession(model, options, providers)
             else:
                 made = HeapSession(heap, model, options, providers)
-        return_freed_memory()  # that making a session leaves between blocks that it keeps
+        if large:
+            return_freed_memory()  # that making a session leaves between blocks that it keeps
         return made
 
     return session

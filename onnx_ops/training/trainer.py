@@ -128,8 +128,13 @@ class Trainer(TrainerState):
             rates += [names[name][own] for own in learning_rate_names(types)]
         changing = {name: changing_names(model) for name, model in models.items()}
         super().__init__(shared, {names[name][own] for name, found in changing.items() for own in found}, rates)
-        changing_types = [self._types[name] for name in self._changing]
-        session = session_maker(sess_options, providers, changing_types, distributed=communicator is not None)
+        session = session_maker(
+            sess_options,
+            providers,
+            self._types.values(),
+            [self._types[name] for name in self._changing],
+            distributed=communicator is not None,
+        )
         if keep_previous or not kernels_registered() or (providers is not None and list(providers) != [CPU]):
             self._state.keep_previous()
 

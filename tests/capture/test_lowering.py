@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
@@ -107,6 +109,13 @@ def test_a_lowered_graph_computes_the_same(function: Callable[[Tensor], Tensor])
         (got,), wanted = graph(x), function(x)
         assert got.dtype is wanted.dtype
         torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)  # sums in another order
+
+
+def test_no_source_is_parsed_for_the_translations() -> None:
+    with mock.patch.object(inspect, "getsource") as read:
+        found = registry.__wrapped__(21)
+    assert not read.called
+    assert found.functions.keys() == registry(21).functions.keys()
 
 
 @pytest.mark.parametrize("function", [in_place, aliased, normalized])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.schemas import OpSignature
 from onnxscript import version_converter
+from onnxscript.values import TracedOnnxFunction
 from torch._ops import OpOverload
 from torch.fx import GraphModule
 from torch.onnx._internal.exporter import _constants, _core, _decomp, _ir_passes
@@ -38,8 +40,13 @@ def translation_table() -> dict[OpOverload, Callable[..., Any]]:
 
 @functools.cache
 def registry(opset_version: int) -> ONNXRegistry:
-    """All translations, cached, as torch.onnx parses the sources of its thousand functions for each new registry."""
-    found = ONNXRegistry.from_torchlib(opset_version=max(opset_version, TORCHLIB_OPSET))
+    """All translations.
+
+    torch.onnx parses the sources of its hundreds of functions, which takes most of the time, for their domains alone.
+    """
+    domain = property(lambda function: SimpleNamespace(domain=function.opset.domain))
+    with mock.patch.object(TracedOnnxFunction, "function_ir", domain):
+        found = ONNXRegistry.from_torchlib(opset_version=max(opset_version, TORCHLIB_OPSET))
     for operator, translate in (TABLE.translations | TRANSLATIONS).items():
         found.register_op(operator, translate, is_complex=False)
     return found

@@ -21,10 +21,8 @@ from onnx_ops.torch.steps.references import References
 from onnx_ops.torch.tracing.effects import storage_of
 from onnx_ops.torch.tracing.randomness import Random
 from onnx_ops.torch.tracing.trace import Tensors
-from onnx_ops.training.freed_memory import return_freed_memory
+from onnx_ops.training.freed_memory import LARGE, return_freed_memory
 
-LARGE = 2**25
-"""Bytes of parameters of a large model."""
 EXCHANGED = 2**18
 """Elements that are copied at a time where two tensors exchange theirs."""
 
@@ -88,7 +86,7 @@ class JointStep:
         self._check_names()
 
     def return_freed_memory(self) -> None:
-        """Return freed memory to the system if the model is large; a small one needs less than that takes."""
+        """Return freed memory to the system if the model is large."""
         if sum(parameter.nbytes for parameter in self.parameters.values()) > LARGE:
             return_freed_memory()
 
