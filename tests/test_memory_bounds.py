@@ -27,6 +27,7 @@ from backends import (
 import onnx_ops
 from models.single_op import onnx_element_type
 from onnx_ops.ops import OPS
+from onnx_ops.runtime.process import libc
 from tests.ops import RECORDS
 from tests.ops._shared.record import Array, Call
 
@@ -55,7 +56,7 @@ class Guarded:
         own, guard = (memory[:size], memory[size:]) if at_end else (memory[mmap.PAGESIZE :], memory[: mmap.PAGESIZE])
         own.fill(PATTERN)
         start = size - array.nbytes if at_end else 0
-        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(guard.ctypes.data), mmap.PAGESIZE, PROT_NONE) == 0
+        assert libc().mprotect(ctypes.c_void_p(guard.ctypes.data), mmap.PAGESIZE, PROT_NONE) == 0
         self.array = own[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
         self.array[...] = array
         self.rest = own[:start] if at_end else own[array.nbytes :]
