@@ -10,9 +10,7 @@ import torch
 from onnx_ops.torch import gradients
 
 
-def test_phases_are_logged_at_level_info(
-    logged: list[logging.LogRecord], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_phases_are_logged_at_level_info(logged: list[logging.LogRecord], capsys: pytest.CaptureFixture[str]) -> None:
     def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return model(x).square().sum()
 
