@@ -230,3 +230,21 @@ def test_a_size_that_must_be_another_one_is_a_condition() -> None:
     trainer.step(x=np.ones((4, 5), np.float32), labels=np.array([2, 2, 1, 1]))
     with pytest.raises(StepError, match=r"test_data_dependent_sizes\.py, line \d+ .*reads 1, 3 from tensors"):
         trainer.step(x=np.ones((4, 5), np.float32), labels=np.array([2, 2, 2, 1]))
+
+
+def test_one_row_for_which_batch_norm_fails_is_refused() -> None:
+    """As in PyTorch, which raises a ValueError; a variance of one row is 0."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, CLASSES), nn.BatchNorm1d(CLASSES))
+
+    def normalized(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        return model(x[labels == 1]).exp().sum()
+
+    capture = gradients(model, normalized, (torch.randn(4, 5), torch.tensor([1, 1, 2, 1])), inference=False)
+    trainer = Trainer(capture)
+    x = torch.randn(4, 5)
+    loss = trainer.step(x=x.numpy(), labels=np.array([2, 1, 1, 2]))["loss"]
+    model[1].reset_running_stats()
+    np.testing.assert_allclose(loss, normalized(model, x, torch.tensor([2, 1, 1, 2])).detach(), rtol=1e-5)
+    with pytest.raises(StepError, match=r"reads 1 from tensors\. The step is valid only for Ne\(a number, 1\)"):
+        trainer.step(x=x.numpy(), labels=np.array([2, 1, 2, 2]))

@@ -20,12 +20,11 @@ SYMBOLS = tuple(str(Path(torch.__file__).parent / part) for part in ("__init__.p
 """Where PyTorch evaluates conditions on dynamic sizes."""
 OPERATORS = (
     str(OWN / "torch" / "operators"),
-    *(
-        str(Path(torch.__file__).parent / part)
-        for part in ("_refs", "_decomp", "_prims", "_meta_registrations.py", "nn")
-    ),
+    *(str(Path(torch.__file__).parent / part) for part in ("_refs", "_decomp", "_prims", "_meta_registrations.py")),
 )
-"""Where operators and layers are computed by others, and their shapes."""
+"""Where operators are computed by others, and their shapes."""
+LAYERS = str(Path(torch.__file__).parent / "nn")
+"""Where layers and losses call operators, after checks of sizes."""
 TRACES = Path(__file__).parent
 TRACING = str(TRACES / "trace.py")
 """Frames outside of this file's are those of the caller of the capture."""
@@ -71,8 +70,13 @@ def is_called_by_model() -> bool:
 
 
 def is_called_by_operator() -> bool:
-    """Whether a dynamic size is evaluated by Python code of an operator or a layer."""
+    """Whether a dynamic size is evaluated by Python code of an operator."""
     return _evaluating_file().startswith(OPERATORS)
+
+
+def is_called_by_layer() -> bool:
+    """Whether a dynamic size is evaluated by code of a layer or loss of PyTorch."""
+    return _evaluating_file().startswith(LAYERS)
 
 
 def _evaluating_file() -> str:

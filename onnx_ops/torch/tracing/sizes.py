@@ -35,7 +35,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.tracing.batching import symbolic_batches
 from onnx_ops.torch.tracing.certainty import is_certain
-from onnx_ops.torch.tracing.frames import Line, is_called_by_model, is_called_by_operator
+from onnx_ops.torch.tracing.frames import Line, is_called_by_layer, is_called_by_model, is_called_by_operator
 from onnx_ops.torch.tracing.mathematics import symbolic_mathematics
 
 LARGEST = 2**48
@@ -307,14 +307,18 @@ def _condition(node: SymNode, file: str, line: int) -> bool:
     """The value of a condition on sizes, which becomes a guard.
 
     Not if PyTorch's C++ code compares a size with 0 or 1, as that of a reshape does to find out whether its result is a
-    view, and the gradient of rfft to find out whether to pad. Nor if the code of an operator or a layer compares a size
-    that depends on data with 0 or 1. Where it compares one with another size, as losses do with that of their target,
-    they are equal, which becomes a condition of the step.
+    view, and the gradient of rfft to find out whether to pad. Nor if the code of an operator compares a size that
+    depends on data with 0 or 1. In the code of layers that becomes a condition of the step, as batch norm refuses one
+    row. Where either compares one with another size, as losses do with that of their target, they are equal, which
+    becomes a condition too.
     """
     condition, in_code_of_torch = node.expr, file.endswith((".h", ".cpp"))
     if not node.has_hint() and (in_code_of_torch or is_called_by_operator()):
         value = _of_large_sizes(condition, node.shape_env)
         return _of_large_or_equal_sizes(node, file, line) if value is None else value
+    if not node.has_hint() and is_called_by_layer():
+        value = _of_large_sizes(condition, node.shape_env)
+        return _of_large_or_equal_sizes(node, file, line) if value is None else _required(node, value)
     if in_code_of_torch and isinstance(condition, sympy.Rel) and node.has_hint():
         if isinstance(condition, sympy.Eq | sympy.Ne) and _of_0_or_1(condition):
             return (guard_or_false if isinstance(condition, sympy.Eq) else guard_or_true)(torch.SymBool(node))
@@ -350,9 +354,13 @@ def _of_large_or_equal_sizes(node: SymNode, file: str, line: int) -> bool:
     except GuardOnDataDependentSymNode:
         if not isinstance(node.expr, sympy.Eq | sympy.Ne) or {0, 1} & set(node.expr.args):
             raise
-    equal, condition = isinstance(node.expr, sympy.Eq), torch.SymBool(node)
-    torch._check(condition if equal else torch.sym_not(condition))
-    return equal
+    return _required(node, isinstance(node.expr, sympy.Eq))
+
+
+def _required(node: SymNode, value: bool) -> bool:
+    """The value of a condition, which becomes a condition of the step."""
+    torch._check(torch.SymBool(node) if value else torch.sym_not(torch.SymBool(node)))
+    return value
 
 
 def _of_0_or_1(condition: sympy.Rel) -> bool:
