@@ -18,7 +18,7 @@ import onnx_ops
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Op
 from onnx_ops.integrations.examples import example_model
-from onnx_ops.linking.link import link_with_calls
+from onnx_ops.linking.link import link_in_place
 from onnx_ops.ops import OPS
 from onnx_ops.runtime import ahead, cache, callbacks, compiler, kernels, progress, requests, worker
 from onnx_ops.runtime.process import STATE
@@ -190,7 +190,7 @@ def test_a_model_tells_all_that_its_session_needs(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(requests, "compile_kernel", compile_kernel)
     requests._parts.cache_clear()
     for op in OPS.values():
-        _, calls = link_with_calls(example_model(op))
+        calls = link_in_place(example_model(op))
         told = {function for used, call in calls for function in kernels.functions_of(used, call)}
         needed.clear()
         onnx_ops.InferenceSession(example_model(op))

@@ -259,7 +259,7 @@ def _without_what_link_adds(model: onnx.ModelProto, imports: set[str]) -> bytes:
     copy.CopyFrom(model)
     functions = [f for f in copy.functions if f.domain not in ("aclnn", KERNEL_DOMAIN)]
     opsets = [i for i in copy.opset_import if i.domain in imports]
-    metadata = [m for m in copy.metadata_props if m.key != "onnx_ops.version"]
+    metadata = [m for m in copy.metadata_props if m.key not in ("onnx_ops.version", "onnx_ops.digest")]
     for repeated, kept in (
         (copy.functions, functions),
         (copy.opset_import, opsets),

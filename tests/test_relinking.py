@@ -10,11 +10,15 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import compose, helper, inliner, parser
+from onnx import compose, helper, inliner, numpy_helper, parser
 
 import onnx_ops
+import onnx_ops.integrations.sessions
+import onnx_ops.linking.link
 from onnx_ops.cli.inspection import Linked, inspect
+from onnx_ops.integrations import prebuilt
 from onnx_ops.integrations.examples import example_model
+from onnx_ops.linking.link import link_in_place
 from onnx_ops.ops import OPS
 
 Array = np.ndarray[Any, Any]
@@ -34,6 +38,16 @@ def model(then: str = "o = Identity (h)") -> onnx.ModelProto:
             {then}
         }}"""
     )
+
+
+WEIGHTED = parser.parse_model(
+    """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1]>
+    graph (float[2,1000] x) => (float[a,b] o) <int64[2] s = {2000, 1}, float[2,1000] w> {
+        h = aclnn.HardshrinkBackward <lambd: float = 0.25> (x, w)
+        o = Reshape (h, s)
+    }"""
+)
+WEIGHTED.graph.initializer.append(numpy_helper.from_array(np.ones((2, 1000), np.float32), "w"))
 
 
 def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -340,12 +354,71 @@ def test_linked_model_tells_the_version() -> None:
     proto = model()
     proto.metadata_props.add(key="author", value="someone")
     linked = onnx_ops.link(proto)
-    assert _metadata(linked) == [("author", "someone"), ("onnx_ops.version", onnx_ops.__version__)]
+    own = dict(_metadata(linked))
+    assert list(own) == ["author", "onnx_ops.version", "onnx_ops.digest"]
+    assert (own["author"], own["onnx_ops.version"]) == ("someone", onnx_ops.__version__)
     assert inspect(linked).linked_by == onnx_ops.__version__
     assert inspect(proto).linked_by is None
-    assert _metadata(onnx_ops.inline(proto)) == _metadata(linked)
+    assert _metadata(onnx_ops.inline(proto)) == _metadata(linked)[:2]
     linked.metadata_props.add(key="reviewed", value="yes")
     assert onnx_ops.link(linked).SerializeToString() == linked.SerializeToString()
+    assert inspect(linked).linked is Linked.CURRENT
+
+
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
+    """The models that are linked, or linked again."""
+    found: list[onnx.ModelProto] = []
+
+    def noted(proto: onnx.ModelProto) -> Any:
+        found.append(proto)
+        return link_in_place(proto)
+
+    for module in (onnx_ops.linking.link, onnx_ops.integrations.sessions):
+        monkeypatch.setattr(module, "link_in_place", noted)
+    return found
+
+
+def test_linked_model_is_not_linked_again(links: list[onnx.ModelProto]) -> None:
+    linked = onnx_ops.link(WEIGHTED)
+    assert len(links) == 1
+    next(tensor for tensor in linked.graph.initializer if tensor.name == "w").raw_data = bytes(4 * 2000)
+    content = linked.SerializeToString()
+    assert onnx_ops.link(content).SerializeToString() == content
+    for _ in range(2):  # the first session in a process links, for the calls, whose kernels are compiled ahead
+        (result,) = onnx_ops.InferenceSession(content).run(None, {"x": np.ones((2, 1000), np.float32)})
+    np.testing.assert_array_equal(result, np.zeros((2000, 1)))
+    assert len(links) == (1 if prebuilt.library() else 2)
+
+
+def changed_attribute(proto: onnx.ModelProto) -> None:
+    next(node for node in proto.graph.node if node.domain == "aclnn").attribute[0].f = 0.5
+
+
+def changed_shape(proto: onnx.ModelProto) -> None:
+    next(t for t in proto.graph.initializer if t.name == "s").CopyFrom(
+        numpy_helper.from_array(np.array([2, -1], np.int64), "s")
+    )
+
+
+def changed_body(proto: onnx.ModelProto) -> None:
+    del proto.functions[0].node[-1]
+
+
+def added_node(proto: onnx.ModelProto) -> None:
+    proto.graph.node.append(helper.make_node("HardshrinkBackward", ["o", "o"], ["p"], domain="aclnn"))
+
+
+@pytest.mark.parametrize("change", [changed_attribute, changed_shape, changed_body, added_node])
+def test_linked_model_that_is_changed_is_linked_again(
+    change: Callable[[onnx.ModelProto], None], links: list[onnx.ModelProto]
+) -> None:
+    linked = onnx_ops.link(WEIGHTED)
+    change(linked)
+    anew = onnx_ops.link(linked)
+    assert len(links) == 2
+    del linked.functions[:]
+    assert onnx_ops.link(linked).SerializeToString() == anew.SerializeToString()
 
 
 def test_model_that_another_version_has_linked_is_linked_anew(monkeypatch: pytest.MonkeyPatch) -> None:

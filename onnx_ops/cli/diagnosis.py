@@ -22,7 +22,7 @@ from onnx_ops.integrations.examples import example_model
 from onnx_ops.integrations.sessions import compile_ahead, register
 from onnx_ops.integrations.severity import FATAL
 from onnx_ops.linking.inlining import inline
-from onnx_ops.linking.link import link, link_with_calls
+from onnx_ops.linking.link import link, link_in_place
 from onnx_ops.ops import OPS
 from onnx_ops.runtime import cache
 
@@ -111,7 +111,7 @@ def diagnose() -> Diagnosis:
 
 
 def _compile_ahead() -> None:
-    compile_ahead(link_with_calls(example_model(op))[1][0] for op in OPS.values())
+    compile_ahead(link_in_place(example_model(op))[0] for op in OPS.values())
 
 
 def kernels() -> Kernels:

@@ -20,7 +20,7 @@ from onnx_ops.graph.reading import load_model
 from onnx_ops.graph.walk import function_text, placed_nodes
 from onnx_ops.linking.attached import linked_by, op_of_kernel, restore
 from onnx_ops.linking.checks import check_imports, check_opset, used_ops
-from onnx_ops.linking.link import link
+from onnx_ops.linking.link import link_in_place
 from onnx_ops.linking.sites import Site, find_calls, opset_of, sites
 
 REFUSALS = (ValueError, checker.ValidationError, shape_inference.InferenceError)
@@ -162,7 +162,9 @@ def inspect(model: onnx.ModelProto) -> Inspection:
         linked = Linked.BROKEN
     if not problems and not any(node.problems for node in nodes):
         try:
-            if same_model(link(model), model) and attached:
+            linked_anew = load_model(model)
+            link_in_place(linked_anew)
+            if same_model(linked_anew, model) and attached:
                 linked = Linked.CURRENT
         except REFUSALS as refusal:
             problems.append(str(refusal))

@@ -14,3 +14,9 @@ def set_metadata(model: onnx.ModelProto, key: str, value: str) -> None:
     """Add an entry to the metadata, or replace it."""
     entry = next((entry for entry in model.metadata_props if entry.key == key), None) or model.metadata_props.add()
     entry.key, entry.value = key, value
+
+
+def remove_metadata(model: onnx.ModelProto, key: str) -> None:
+    """Remove the entries of a key from the metadata."""
+    for entry in [entry for entry in model.metadata_props if entry.key == key]:
+        model.metadata_props.remove(entry)

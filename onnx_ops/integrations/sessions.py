@@ -19,10 +19,12 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.errors import KernelsUnavailableError
 from onnx_ops.core.op import Op
 from onnx_ops.graph.files import MOST_BYTES, embed_external_data, external_files
+from onnx_ops.graph.metadata import metadata_of
+from onnx_ops.graph.reading import load_model
 from onnx_ops.graph.walk import tensors
 from onnx_ops.integrations import prebuilt
-from onnx_ops.linking.attached import called_kernels, calls_others
-from onnx_ops.linking.link import link_with_calls
+from onnx_ops.linking.attached import LINKED_DIGEST, called_kernels, calls_others, linked_digest
+from onnx_ops.linking.link import link_in_place
 from onnx_ops.linking.origins import Origins
 from onnx_ops.linking.sites import sites
 from onnx_ops.ops import ALL_VERSIONS, op_named
@@ -34,7 +36,7 @@ EXTERNAL_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 _warned: set[str] = set()
 _compiled: set[Hashable] = set()
-"""Versions of ops and keys of calls for which `compile_ahead` has run."""
+"""Versions of ops and keys of calls, and digests of linked models, for which `compile_ahead` has run."""
 
 
 def session_options() -> ort.SessionOptions:
@@ -177,6 +179,12 @@ def compile_ahead(calls: Iterable[tuple[Op, Call]]) -> None:
         _compiled.update(new)
 
 
+def _is_compiled(model: onnx.ModelProto) -> bool:
+    """Whether a model is linked, and its calls are no news to `compile_ahead`."""
+    digest = linked_digest(model)
+    return digest is not None and (digest in _compiled or prebuilt.library() is not None)
+
+
 class InferenceSession(ort.InferenceSession):
     """An onnxruntime session of a model with ops of this domain; links the model and registers the kernels.
 
@@ -201,12 +209,14 @@ class InferenceSession(ort.InferenceSession):
         provider_options: Sequence[dict[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        linked, calls = link_with_calls(path_or_bytes)
+        linked = load_model(path_or_bytes)
+        calls = [] if _is_compiled(linked) else link_in_place(linked)
         options = OwnOptions() if sess_options is None else sess_options
         all_kernels = not isinstance(options, OwnOptions) or calls_others(linked)
         kernels = None if all_kernels else called_kernels(linked)
         options = registered_options(options, stacklevel=3, kernels=kernels)
         compile_ahead(calls)
+        _compiled.add(metadata_of(linked, LINKED_DIGEST))
         with contextlib.ExitStack() as stack:
             # The folder of external data is a session option. The caller's options are not changed: they may be used
             # elsewhere at the same time.

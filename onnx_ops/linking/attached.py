@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 
 import onnx
@@ -12,6 +13,7 @@ from onnx_ops.core.version import __version__
 from onnx_ops.graph.functions import Key, called_key, function_key
 from onnx_ops.graph.imports import add_import
 from onnx_ops.graph.metadata import metadata_of, set_metadata
+from onnx_ops.graph.types import skeleton
 from onnx_ops.graph.walk import function_text, placed_nodes
 from onnx_ops.linking.functions import ATTACHED_BY
 from onnx_ops.linking.sites import domain_version
@@ -20,20 +22,38 @@ from onnx_ops.ops import ALL_VERSIONS, OPS
 LINKED_BY = "onnx_ops.version"
 """Metadata key for the version of onnx_ops that has linked a model."""
 
+LINKED_DIGEST = "onnx_ops.digest"
+"""Metadata key for a digest of what that version has linked."""
+
 FOR_UNUSED = ("Constant", "Identity")
 """Operators that compute outputs which no node uses, in functions that `link` adds."""
 
 KERNELS = frozenset(op.kernel_name for op in ALL_VERSIONS)
 
 
-def note_version(model: onnx.ModelProto) -> None:
-    """Record this version of onnx_ops in the metadata of a model."""
+def note_linked(model: onnx.ModelProto) -> None:
+    """Record in the metadata of a model that this version of onnx_ops has linked it as it is."""
     set_metadata(model, LINKED_BY, __version__)
+    set_metadata(model, LINKED_DIGEST, _digest(model))
 
 
 def linked_by(model: onnx.ModelProto) -> str | None:
     """The version that has linked a model; None if its metadata has none."""
     return metadata_of(model, LINKED_BY)
+
+
+def linked_digest(model: onnx.ModelProto) -> str | None:
+    """The digest of a model that `link` leaves as it is; None for any other.
+
+    Such a model was linked by this version, and nothing that `link` reads has changed since.
+    """
+    digest = metadata_of(model, LINKED_DIGEST)
+    return digest if digest and linked_by(model) == __version__ and digest == _digest(model) else None
+
+
+def _digest(model: onnx.ModelProto) -> str:
+    """A digest of all that `link` reads of a model."""
+    return hashlib.blake2b(skeleton(model).SerializeToString(deterministic=True), digest_size=16).hexdigest()
 
 
 def restore(model: onnx.ModelProto) -> bool:

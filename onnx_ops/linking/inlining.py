@@ -15,11 +15,12 @@ from onnx_ops.graph.functions import (
     spell_out_defaults,
 )
 from onnx_ops.graph.imports import add_import, normalized
+from onnx_ops.graph.metadata import remove_metadata
 from onnx_ops.graph.reading import load_model
 from onnx_ops.graph.types import skeleton
 from onnx_ops.graph.walk import containers
-from onnx_ops.linking.attached import restore
-from onnx_ops.linking.link import link
+from onnx_ops.linking.attached import LINKED_DIGEST, restore
+from onnx_ops.linking.link import link_in_place
 from onnx_ops.linking.sites import check_size, opset_of
 
 
@@ -41,7 +42,8 @@ def inline(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.Mode
     restore(plain)
     check_calls(plain)
     check_size(plain)
-    plain = link(plain)
+    link_in_place(plain)
+    remove_metadata(plain, LINKED_DIGEST)
     light = skeleton(plain)
     add_import(light, "", opset_of(light))
     add_function_imports(light)

@@ -23,7 +23,7 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.graph.edits import Insertions, Names
 from onnx_ops.graph.imports import add_import, versions
 from onnx_ops.graph.reading import load_model
-from onnx_ops.linking.attached import note_version, restore
+from onnx_ops.linking.attached import linked_digest, note_linked, restore
 from onnx_ops.linking.checks import check_calls, check_imports, check_opset, used_ops
 from onnx_ops.linking.functions import body_function, op_function
 from onnx_ops.linking.rewrites import (
@@ -45,9 +45,9 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
         model: a ModelProto, its bytes, or a path; external data stays external.
 
     Returns:
-        The model with two functions for each op of the domain that its graph, subgraphs or functions use, and the
-        version of onnx_ops in its metadata. The rest is unchanged, as is a model that this version has linked. A linked
-        model that other tools have changed, by inlining functions or renaming them, is linked again.
+        The model with two functions for each op of the domain that its graph, subgraphs or functions use; its metadata
+        have the version of onnx_ops and a digest. The rest is unchanged, as is a model that this version has linked. A
+        linked model that other tools have changed, by inlining functions or renaming them, is linked again.
 
     Raises:
         OSError: a file that cannot be read.
@@ -55,20 +55,26 @@ def link(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
         LinkError: not a model; a default opset that is too old; nodes that one function body cannot serve; or functions
             that cannot be called.
     """
-    linked, _ = link_with_calls(model)
+    linked = load_model(model)
+    if not linked_digest(linked):
+        link_in_place(linked)
     return linked
 
 
-def link_with_calls(
-    model: onnx.ModelProto | bytes | str | os.PathLike[str],
-) -> tuple[onnx.ModelProto, list[tuple[Op, Call]]]:
-    """As `link`; also returns the calls of ops in the linked model, as far as their types are known."""
-    linked = load_model(model)
+def link_in_place(linked: onnx.ModelProto) -> list[tuple[Op, Call]]:
+    """Link a model, or link it again, in place.
+
+    Returns:
+        The calls of its ops, as far as their types are known.
+
+    Raises:
+        OpError, LinkError: as `link`; the model may be changed in part.
+    """
     restore(linked)
     found = sites(linked)
     check_imports(linked)
     if not found:
-        return linked, []
+        return []
     find_calls(linked, found)
     check_calls(found)
     used = used_ops(found)
@@ -103,8 +109,8 @@ def link_with_calls(
     for domain, version in ((DOMAIN, imported), (KERNEL_DOMAIN, 1), ("", opset)):
         add_import(linked, domain, version)
     linked.ir_version = max(linked.ir_version, FUNCTIONS_SINCE_IR)
-    note_version(linked)
-    return linked, [(op, call) for op in used for site in _of(op, found) for call in site.calls]
+    note_linked(linked)
+    return [(op, call) for op in used for site in _of(op, found) for call in site.calls]
 
 
 def _of(op: Op, found: Iterable[Site]) -> list[Site]:
