@@ -313,12 +313,13 @@ def _condition(node: SymNode, file: str, line: int) -> bool:
     becomes a condition too.
     """
     condition, in_code_of_torch = node.expr, file.endswith((".h", ".cpp"))
-    if not node.has_hint() and (in_code_of_torch or is_called_by_operator()):
-        value = _of_large_sizes(condition, node.shape_env)
-        return _of_large_or_equal_sizes(node, file, line) if value is None else value
-    if not node.has_hint() and is_called_by_layer():
-        value = _of_large_sizes(condition, node.shape_env)
-        return _of_large_or_equal_sizes(node, file, line) if value is None else _required(node, value)
+    if not node.has_hint():
+        by_operator = in_code_of_torch or is_called_by_operator()
+        if by_operator or is_called_by_layer():
+            value = _of_large_sizes(condition, node.shape_env)
+            if value is None:
+                return _of_large_or_equal_sizes(node, file, line)
+            return value if by_operator else _required(node, value)
     if in_code_of_torch and isinstance(condition, sympy.Rel) and node.has_hint():
         if isinstance(condition, sympy.Eq | sympy.Ne) and _of_0_or_1(condition):
             return (guard_or_false if isinstance(condition, sympy.Eq) else guard_or_true)(torch.SymBool(node))
