@@ -169,14 +169,6 @@ def largest_by_lane(numbers: Any, count: int, out: Any) -> None:
     out[:LANES] = np.fmax.reduce(numbers[: count * LANES].reshape(count, LANES), axis=0, initial=-np.inf)
 
 
-def dot_by_lane(a: Any, b: Any, count: int, out: Any) -> None:
-    """For each lane, out[lane] = sum of a[k*LANES + lane] * b[k*LANES + lane] over k in [0, count), in this order."""
-    out[:LANES] = 0
-    for at in range(0, count * LANES, LANES):
-        with np.errstate(all="ignore"):
-            out[:LANES] += a[at : at + LANES] * b[at : at + LANES]
-
-
 def sum_by_lane(numbers: Any, count: int, out: Any) -> None:
     """For each lane, out[lane] = sum of numbers[k*LANES + lane] over k in [0, count), in this order."""
     out[:LANES] = 0

@@ -365,8 +365,8 @@ def _correlate(a, b, a_places, b_places, terms, rows, columns, b_row, b_step, ou
 # --- vectors of which each lane has its own --------------------------------------------------------------------------
 
 
-def _reducing(arrays: int, start: float, combine: Callable[..., Any]) -> Any:
-    """An intrinsic that combines the elements of each lane of some arrays, one after the other, to a vector."""
+def _reducing(start: float, combine: Callable[..., Any]) -> Any:
+    """An intrinsic that combines the elements of each lane, one after the other, to a vector."""
 
     @intrinsic
     def reducing(typing: Any, numbers: Any, count: Any, out: Any) -> Any:
@@ -378,9 +378,8 @@ def _reducing(arrays: int, start: float, combine: Callable[..., Any]) -> Any:
                 total = builder.alloca(vector)
             builder.store(ir.Constant(vector, [start] * LANES), total)
             with cgutils.for_range(builder, count, intp=WORD) as step:
-                given = (builder.extract_value(numbers, k) for k in range(arrays))
-                found = [load(builder, _lanes_at(builder, a, number, step.index), vector, align=align) for a in given]
-                builder.store(combine(builder, builder.load(total), *found), total)
+                given = load(builder, _lanes_at(builder, numbers, number, step.index), vector, align=align)
+                builder.store(combine(builder, builder.load(total), given), total)
             store(builder, builder.load(total), _lanes_at(builder, out, number, WORD(0)), align=align)
             return context.get_dummy_value()
 
@@ -413,25 +412,7 @@ def _greater(builder: Any, most: Any, x: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", x, most), x, most)
 
 
-_largest_of_one = _reducing(1, float("-inf"), _greater)
-_sum_of_one = _reducing(1, 0.0, lambda builder, total, x: builder.fadd(total, x))
-_sum_of_products = _reducing(2, 0.0, plus_product)
-
-
-@overload(tiles.largest_by_lane, jit_options=OPTIONS)
-def _largest_by_lane(numbers, count, out):
-    return lambda numbers, count, out: _largest_of_one((numbers,), count, out)
-
-
-@overload(tiles.sum_by_lane, jit_options=OPTIONS)
-def _sum_by_lane(numbers, count, out):
-    return lambda numbers, count, out: _sum_of_one((numbers,), count, out)
-
-
-@overload(tiles.dot_by_lane, jit_options=OPTIONS)
-def _dot_by_lane(a, b, count, out):
-    return lambda a, b, count, out: _sum_of_products((a, b), count, out)
-
-
+implement(tiles.largest_by_lane, _reducing(float("-inf"), _greater))
+implement(tiles.sum_by_lane, _reducing(0.0, lambda builder, total, x: builder.fadd(total, x)))
 implement(tiles.subtract_by_lane, _changing(lambda builder, x, value: builder.fsub(x, value)))
 implement(tiles.divide_by_lane, _changing(lambda builder, x, value: builder.fdiv(x, value)))

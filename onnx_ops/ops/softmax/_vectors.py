@@ -1,8 +1,8 @@
 """Vectors along an axis: their checks, and the layout of a run.
 
 The axis divides a tensor into `outer` blocks of `length` rows of `inner` numbers, which are outer * inner vectors. A
-unit of work is one vector, of adjacent numbers, where `inner` is 1. LANES vectors, one per lane, are processed together
-where they are short, and where their numbers are not adjacent.
+unit of work is some vectors that are adjacent: columns of a block, or whole blocks where `inner` is 1. Short vectors of
+adjacent numbers may be processed together, one per lane.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from onnx.defs import OpSchema
 from onnx_ops.core.call import Call
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.types import Shape
-from onnx_ops.loops.memory import LANES, interleave, item_size, read_row, record_at, separate, size_of, tail, write_row
+from onnx_ops.loops.memory import LANES, item_size, read_row, record_at, size_of, tail, write_row
 from onnx_ops.loops.primitives import ceil_divide, helper
 from onnx_ops.loops.records import KERNEL, Job, attribute_record, record_of
 from onnx_ops.loops.shapes import give_shape, volume
 
 WORK = 1 << 15
 """Approximate number of elements per task."""
+BATCH, STRIP = 1 << 11, 1 << 13
+"""Approximate numbers of elements of a unit of adjacent numbers, and of columns, which remain in the cache between
+passes."""
 
 
 class Vectors(Protocol):
@@ -29,8 +32,8 @@ class Vectors(Protocol):
     length: int
     inner: int
     outer: int
-    together: int  # 1: a unit is LANES vectors, else one
-    blocks: int  # units of one of the `outer` blocks
+    width: int  # vectors of a unit
+    strips: int  # units of one of the `outer` blocks, where `inner` is not 1
     units: int
     step: int  # units of a task
 
@@ -74,48 +77,20 @@ def write_vectors(address: int, job: Job, short: int) -> bool:
     axis = dim + rank if dim < 0 else dim
     outer, inner = volume(job, 0, 0, axis), volume(job, 0, axis + 1, rank)
     layout.outer, layout.length, layout.inner = outer, job.dims[0, axis], inner
-    layout.together = 1 if inner > 1 or layout.length <= short else 0
-    layout.blocks = ceil_divide(inner, LANES)
-    layout.units = outer * layout.blocks
-    if inner == 1 and layout.together == 1:
-        layout.units = ceil_divide(outer, LANES)
+    length = max(layout.length, 1)
+    if inner == 1:
+        layout.width, layout.strips = LANES if length <= short else max(BATCH // length, 1), 1
+        layout.units = ceil_divide(outer, layout.width)
+    else:
+        layout.width = min(max(STRIP // length // LANES, 1) * LANES, inner)
+        layout.strips = ceil_divide(inner, layout.width)
+        layout.units = outer * layout.strips
     if layout.length == 0:
         layout.units = 0
-    layout.step = max(WORK // max(layout.length * (LANES if layout.together == 1 else 1), 1), 1)
+    layout.step = max(WORK // max(layout.length * layout.width, 1), 1)
     job.tasks, job.scratch_bytes = ceil_divide(layout.units, layout.step), size_of(LAYOUT)
     give_shape(job, 0, 0)
     return True
-
-
-@helper
-def load_vectors(layout: Vectors, unit: int, address: int, element_type: int, sources: Any, out: Any) -> None:
-    """Convert the vectors of a unit of LANES: element k of the vector of a lane is out[k*LANES + lane].
-
-    Args:
-        address: of the tensor.
-        sources: (LANES,) receives addresses, where `inner` is 1.
-    """
-    size, length, inner = item_size(element_type), layout.length, layout.inner
-    if inner == 1:
-        find_vectors(layout, unit, address, size, sources)
-        interleave(sources, element_type, 0, length, out, 0)
-    else:
-        first, lanes = columns_of(layout, unit)
-        for k in range(length):
-            read_row(address + (first + k * inner) * size, element_type, lanes, tail(out, k * LANES))
-
-
-@helper
-def store_vectors(layout: Vectors, unit: int, numbers: Any, address: int, element_type: int, targets: Any) -> None:
-    """Inverse of `load_vectors`, rounded once."""
-    size, length, inner = item_size(element_type), layout.length, layout.inner
-    if inner == 1:
-        find_vectors(layout, unit, address, size, targets)
-        separate(numbers, 0, length, targets, element_type, 0)
-    else:
-        first, lanes = columns_of(layout, unit)
-        for k in range(length):
-            write_row(tail(numbers, k * LANES), element_type, lanes, address + (first + k * inner) * size)
 
 
 @helper
@@ -127,7 +102,25 @@ def find_vectors(layout: Vectors, unit: int, address: int, size: int, addresses:
 
 
 @helper
-def columns_of(layout: Vectors, unit: int) -> tuple[int, int]:
-    """Index of the first element of a unit of vectors that are not adjacent, and their number."""
-    block, column = unit // layout.blocks, unit % layout.blocks * LANES
-    return block * layout.length * layout.inner + column, min(LANES, layout.inner - column)
+def place_of(layout: Vectors, unit: int) -> tuple[int, int, int]:
+    """The index of the first element of a unit, and its numbers of rows and of adjacent elements in each."""
+    if layout.inner == 1:
+        first = unit * layout.width
+        return first * layout.length, 1, min(layout.width, layout.outer - first) * layout.length
+    block, column = unit // layout.strips, unit % layout.strips * layout.width
+    first = block * layout.length * layout.inner + column
+    return first, layout.length, min(layout.width, layout.inner - column)
+
+
+@helper
+def read_rows(address: int, element_type: int, rows: int, count: int, apart: int, out: Any) -> None:
+    """Convert `count` elements of each row, which begin every `apart` elements, to the computing dtype."""
+    for k in range(rows):
+        read_row(address + k * apart * item_size(element_type), element_type, count, tail(out, k * count))
+
+
+@helper
+def write_rows(numbers: Any, element_type: int, rows: int, count: int, apart: int, address: int) -> None:
+    """Inverse of `read_rows`, rounded once."""
+    for k in range(rows):
+        write_row(tail(numbers, k * count), element_type, count, address + k * apart * item_size(element_type))

@@ -13,30 +13,19 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Layout, Tasks
-from onnx_ops.loops.memory import (
-    DOUBLE,
-    FLOAT,
-    LANES,
-    allocate,
-    array_at,
-    free,
-    item_size,
-    read_row,
-    record_at,
-    write_row,
-)
+from onnx_ops.loops.memory import DOUBLE, FLOAT, allocate, array_at, free, item_size, record_at
 from onnx_ops.loops.primitives import add_any_order, like
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
 from onnx_ops.loops.shapes import same_shape
-from onnx_ops.loops.tiles import dot_by_lane, subtract_by_lane
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import rounded
 from onnx_ops.ops.softmax._vectors import (
     LAYOUT,
     axis_attributes,
     check_axis,
-    load_vectors,
-    store_vectors,
+    place_of,
+    read_rows,
+    write_rows,
     write_vectors,
 )
 
@@ -100,44 +89,51 @@ PLAN = Layout(write_layout, LAYOUT.itemsize)
 def task(job: Job, number: int, dtype: Any) -> None:
     """Some units of work, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
-    element_type, length = kernel.element_type[GRAD], layout.length
-    size, count = item_size(element_type), length * (LANES if layout.together == 1 else 1)
-    memory, addresses, grad, out, total = allocate((LANES, np.int64), (count, dtype), (count, dtype), (LANES, dtype))
+    element_type, length, inner = kernel.element_type[GRAD], layout.length, layout.inner
+    size, computes_as_stored = item_size(element_type), element_type in (FLOAT, DOUBLE)
+    count = 0 if computes_as_stored else length * layout.width
+    memory, grad, weight, gradient, total = allocate(
+        (count, dtype), (count, dtype), (count, dtype), (layout.width, dtype)
+    )
     if memory == 0:
         job.failed = NO_MEMORY
         return
     nought = like(0, total[0])
-    for i in range(count):
-        grad[i], out[i] = nought, nought
     first = number * layout.step
     for unit in range(first, min(first + layout.step, layout.units)):
-        if layout.together == 1:
-            load_vectors(layout, unit, job.data[GRAD], element_type, addresses, grad)
-            load_vectors(layout, unit, job.data[OUTPUT], element_type, addresses, out)
-            dot_by_lane(grad, out, length, total)
-            subtract_by_lane(grad, length, total)
-            for i in range(count):
-                grad[i] = out[i] * grad[i]
-            store_vectors(layout, unit, grad, job.output[0], element_type, addresses)
-            continue
-        at = unit * length * size
-        given, weights, result = grad, out, grad
-        if element_type in (FLOAT, DOUBLE):  # the computing dtype
-            given, weights = (
-                array_at(job.data[GRAD] + at, length, dtype),
-                array_at(job.data[OUTPUT] + at, length, dtype),
+        start, rows, columns = place_of(layout, unit)
+        source, weights = job.data[GRAD] + start * size, job.data[OUTPUT] + start * size
+        target = job.output[0] + start * size
+        # Not in one array: compilers compute element by element where two may be the same.
+        g, out, result, row = grad, weight, gradient, columns
+        if computes_as_stored:
+            row, span = inner, (rows - 1) * inner + columns
+            g, out, result = (
+                array_at(source, span, dtype),
+                array_at(weights, span, dtype),
+                array_at(target, span, dtype),
             )
-            result = array_at(job.output[0] + at, length, dtype)
         else:
-            read_row(job.data[GRAD] + at, element_type, length, grad)
-            read_row(job.data[OUTPUT] + at, element_type, length, out)
-        summed = nought
-        for i in range(length):
-            summed = add_any_order(summed, given[i] * weights[i])
-        for i in range(length):
-            result[i] = weights[i] * (given[i] - summed)
-        if element_type not in (FLOAT, DOUBLE):
-            write_row(grad, element_type, length, job.output[0] + at)
+            read_rows(source, element_type, rows, columns, inner, grad)
+            read_rows(weights, element_type, rows, columns, inner, weight)
+        if inner == 1:
+            for at in range(0, columns, length):
+                summed = nought
+                for i in range(at, at + length):
+                    summed = add_any_order(summed, g[i] * out[i])
+                for i in range(at, at + length):
+                    result[i] = out[i] * (g[i] - summed)
+        else:
+            for c in range(columns):
+                total[c] = nought
+            for at in range(0, length * row, row):
+                for c in range(columns):
+                    total[c] += g[at + c] * out[at + c]
+            for at in range(0, length * row, row):
+                for c in range(columns):
+                    result[at + c] = out[at + c] * (g[at + c] - total[c])
+        if not computes_as_stored:
+            write_rows(gradient, element_type, rows, columns, inner, target)
     free(memory)
 
 

@@ -21,10 +21,10 @@ from onnx_ops.loops.memory import (
     allocate,
     array_at,
     free,
+    interleave,
     item_size,
-    read_row,
     record_at,
-    write_row,
+    separate,
 )
 from onnx_ops.loops.primitives import add_any_order, exp_of_difference, like
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
@@ -35,8 +35,10 @@ from onnx_ops.ops.softmax._vectors import (
     LAYOUT,
     axis_attributes,
     check_axis,
-    load_vectors,
-    store_vectors,
+    find_vectors,
+    place_of,
+    read_rows,
+    write_rows,
     write_vectors,
 )
 
@@ -100,45 +102,68 @@ PLAN = Layout(write_layout, LAYOUT.itemsize)
 def task(job: Job, number: int, dtype: Any) -> None:
     """Some units of work, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
-    element_type, length = kernel.element_type[0], layout.length
-    size = item_size(element_type)
-    count, whole = length * (LANES if layout.together == 1 else 1), length - length % LANES
-    memory, addresses, numbers, most, total = allocate(
-        (LANES, np.int64), (count, dtype), (LANES, dtype), (LANES, dtype)
+    element_type, length, width, inner = kernel.element_type[0], layout.length, layout.width, layout.inner
+    size, computes_as_stored = item_size(element_type), element_type in (FLOAT, DOUBLE)
+    lanes = inner == 1 and length <= SHORT
+    count, whole = length * width, length - length % LANES
+    memory, addresses, read, written, most, total = allocate(
+        (LANES, np.int64),
+        (0 if computes_as_stored and not lanes else count, dtype),
+        (0 if computes_as_stored or lanes else count, dtype),
+        (width, dtype),
+        (width, dtype),
     )
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    for i in range(count):
-        numbers[i] = like(0, most[0])
     first = number * layout.step
     for unit in range(first, min(first + layout.step, layout.units)):
-        if layout.together == 1:
-            load_vectors(layout, unit, job.data[0], element_type, addresses, numbers)
-            largest_by_lane(numbers, length, most)
-            subtract_by_lane(numbers, length, most)
+        if lanes:
+            find_vectors(layout, unit, job.data[0], size, addresses)
+            interleave(addresses, element_type, 0, length, read, 0)
+            largest_by_lane(read, length, most)
+            subtract_by_lane(read, length, most)
             for i in range(count):
-                numbers[i] = exp_of_difference(numbers[i])
-            sum_by_lane(numbers, length, total)
-            divide_by_lane(numbers, length, total)
-            store_vectors(layout, unit, numbers, job.output[0], element_type, addresses)
+                read[i] = exp_of_difference(read[i])
+            sum_by_lane(read, length, total)
+            divide_by_lane(read, length, total)
+            find_vectors(layout, unit, job.output[0], size, addresses)
+            separate(read, 0, length, addresses, element_type, 0)
             continue
-        at = unit * length * size
-        x, out = numbers, numbers
-        if element_type in (FLOAT, DOUBLE):  # the computing dtype
-            x, out = array_at(job.data[0] + at, length, dtype), array_at(job.output[0] + at, length, dtype)
+        start, rows, columns = place_of(layout, unit)
+        source, target = job.data[0] + start * size, job.output[0] + start * size
+        # Not in one array: compilers compute element by element where two may be the same.
+        x, out, row = read, written, columns
+        if computes_as_stored:
+            row, span = inner, (rows - 1) * inner + columns
+            x, out = array_at(source, span, dtype), array_at(target, span, dtype)
         else:
-            read_row(job.data[0] + at, element_type, length, numbers)
-        greatest, summed = largest(x, 0, whole), like(0, most[0])
-        for i in range(whole, length):
-            greatest = x[i] if x[i] > greatest else greatest
-        for i in range(length):
-            numbers[i] = exp_of_difference(x[i] - greatest)
-            summed = add_any_order(summed, numbers[i])
-        for i in range(length):
-            out[i] = numbers[i] / summed
-        if element_type not in (FLOAT, DOUBLE):
-            write_row(numbers, element_type, length, job.output[0] + at)
+            read_rows(source, element_type, rows, columns, inner, read)
+        if inner == 1:
+            for at in range(0, columns, length):
+                greatest, summed = largest(x, at, whole), like(0, most[0])
+                for i in range(at + whole, at + length):
+                    greatest = x[i] if x[i] > greatest else greatest
+                for i in range(at, at + length):
+                    out[i] = exp_of_difference(x[i] - greatest)
+                    summed = add_any_order(summed, out[i])
+                for i in range(at, at + length):
+                    out[i] = out[i] / summed
+        else:
+            for c in range(columns):
+                most[c], total[c] = like(-math.inf, most[0]), like(0, most[0])
+            for at in range(0, length * row, row):
+                for c in range(columns):
+                    most[c] = x[at + c] if x[at + c] > most[c] else most[c]
+            for at in range(0, length * row, row):
+                for c in range(columns):
+                    out[at + c] = exp_of_difference(x[at + c] - most[c])
+                    total[c] += out[at + c]
+            for at in range(0, length * row, row):
+                for c in range(columns):
+                    out[at + c] = out[at + c] / total[c]
+        if not computes_as_stored:
+            write_rows(written, element_type, rows, columns, inner, target)
     free(memory)
 
 
