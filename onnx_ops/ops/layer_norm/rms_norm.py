@@ -15,7 +15,7 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Layout, Tasks
-from onnx_ops.loops.memory import allocate, array_at, free, item_size, record_at, size_of, whole_lines
+from onnx_ops.loops.memory import allocate, array_at, free, item_size, record_at, size_of, tail, whole_lines
 from onnx_ops.loops.primitives import add_any_order, helper, like, wide
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape
@@ -100,6 +100,8 @@ def reference(
 X, GAMMA = range(2)
 Y, RSTD = range(2)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
+BATCH = 1 << 11
+"""Approximate number of elements that are converted at once."""
 
 
 def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
@@ -142,23 +144,27 @@ def task(job: Job, number: int, dtype: Any) -> None:
     width, element_type, in_place = layout.width, kernel.element_type[X], job.in_place != 0
     epsilon = wide(record_at(kernel.attributes, ATTRIBUTES).epsilon)
     size = item_size(element_type)
-    converted = 0 if size == size_of(dtype) else width
-    memory, inverse, gamma, values, result = allocate((1, dtype), (width, dtype), (converted, dtype), (width, dtype))
+    batch = max(BATCH // max(width, 1), 1)
+    converted = 0 if size == size_of(dtype) else batch * width
+    memory, inverse, gamma, values, result = allocate(
+        (1, dtype), (width, dtype), (converted, dtype), (batch * width, dtype)
+    )
     if memory == 0:
         job.failed = NO_MEMORY
         return
     read_as(kernel, job.data[GAMMA], kernel.element_type[GAMMA], width, gamma, dtype)
     begin = number * layout.step
     end = min(begin + layout.step, layout.rows)
-    for row in range(begin, end):
-        at = row * width * size
-        x = elements(kernel, job.data[X] + at, element_type, width, values, dtype)
-        inverse[0] = like(inverse_of(x, width, epsilon), inverse[0])
-        out = destination(job.output[Y] + at, element_type, width, in_place, result, dtype)
-        normalize(x, gamma, width, inverse[0], out)
-        deliver(kernel, result, width, job.output[Y] + at, element_type, in_place, dtype)
-        if job.output[RSTD] != 0:
-            array_at(job.output[RSTD], layout.rows, dtype)[row] = inverse[0]
+    for first in range(begin, end, batch):
+        count, at = min(batch, end - first), first * width * size
+        x = elements(kernel, job.data[X] + at, element_type, count * width, values, dtype)
+        out = destination(job.output[Y] + at, element_type, count * width, in_place, result, dtype)
+        for k in range(count):
+            inverse[0] = like(inverse_of(tail(x, k * width), width, epsilon), inverse[0])
+            normalize(tail(x, k * width), gamma, width, inverse[0], tail(out, k * width))
+            if job.output[RSTD] != 0:
+                array_at(job.output[RSTD], layout.rows, dtype)[first + k] = inverse[0]
+        deliver(kernel, result, count * width, job.output[Y] + at, element_type, in_place, dtype)
     free(memory)
 
 
