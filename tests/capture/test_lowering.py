@@ -72,6 +72,19 @@ def normalized(x: Tensor) -> Tensor:
     return z + between + mean * 3 + variance
 
 
+def parts(x: Tensor) -> Tensor:
+    """Writes to views, and to views of these, and what is read of the memory and of other views in between and later."""
+    z = torch.zeros(len(x), 6)
+    view = z[:, 2:5]
+    z[:, 1:5] = x
+    between = view * 2
+    z[:, 0] = x[:, 1]
+    z.t()[3].mul_(2)
+    view[:, 0].add_(between[:, 1])
+    z.scatter_add_(1, x.argsort(1), x)
+    return torch.cat([z, view, between], 1)
+
+
 def decomposed(x: Tensor) -> Tensor:
     """Operators without a translation, twice with the same shapes and once with others."""
     return sum(aten._softmax_backward_data(y, y.exp(), -1, x.dtype).sum() for y in (x, x + 1, x[:, :2]))
@@ -90,7 +103,7 @@ def unwanted(x: Tensor) -> Tensor:
     return by_weight + by_bias
 
 
-FUNCTIONS = [shifted, in_place, aliased, seen, powers, mixed, normalized, decomposed, counted, unwanted]
+FUNCTIONS = [shifted, in_place, aliased, seen, powers, mixed, normalized, parts, decomposed, counted, unwanted]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -118,12 +131,16 @@ def test_no_source_is_parsed_for_the_translations() -> None:
     assert found.functions.keys() == registry(21).functions.keys()
 
 
-@pytest.mark.parametrize("function", [in_place, aliased, normalized])
-def test_writes_to_whole_tensors_do_not_trace_the_graph_again(
-    function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("function", "tracing"),
+    [(in_place, "make_fx"), (aliased, "make_fx"), (normalized, "make_fx"), (parts, "_functionalized")],
+)
+def test_writes_do_not_trace_the_graph_again(
+    function: Callable[[Tensor], Tensor], tracing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor do those to whole tensors trace anything."""
     traced = trace(lambda given: {"y": function(given["x"])}, {"x": torch.ones(3, 4)}, {}, Locations(torch.nn.ReLU()))
-    monkeypatch.setattr(writes, "make_fx", None)
+    monkeypatch.setattr(writes, tracing, None)
     with traced.mode:
         graph = writes.without_writes(traced.graph)
     x = torch.linspace(-1, 2, 12).reshape(3, 4) ** 3

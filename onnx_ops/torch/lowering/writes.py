@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +26,10 @@ aten = torch.ops.aten
 def without_writes(graph: GraphModule) -> GraphModule:
     """A graph in which results of writes are new tensors; operators that wrote may have decompositions.
 
-    It runs with the mode of the FakeTensors in the graph. Writes to a whole tensor, such as a counter or the input of
-    an activation in place, are replaced in the graph itself, as it takes much longer to trace the graph again.
+    It runs with the mode of the FakeTensors in the graph. Most writes are replaced in the graph itself, as tracing the
+    graph again takes much longer.
     """
-    _replace_whole_writes(graph)
+    _replace_writes(graph)
     modules = (module for module in graph.modules() if isinstance(module, GraphModule))
     return _functionalized(graph) if any(_writes(node) for module in modules for node in module.graph.nodes) else graph
 
@@ -44,28 +45,79 @@ def _writes(node: Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
-def _replace_whole_writes(graph: GraphModule) -> None:
-    """Replace the writes to memory of which all that is read later is the tensor that is written to, in place."""
-    places = {node: place for place, node in enumerate(graph.graph.nodes)}
-    sharing: dict[int, list[Node]] = {}
-    for node in list(places):
+class _Memories:
+    """The places of the nodes of a graph in its order, and which of them have memory in common.
+
+    Those are views by their operators, and have one storage: FakeTensors of constants may have different ones.
+    """
+
+    def __init__(self, graph: GraphModule) -> None:
+        self.places = {node: place for place, node in enumerate(graph.graph.nodes)}
+        self._owners: dict[Node, Node] = {}
+        self._sharing: defaultdict[Node | int, list[Node]] = defaultdict(list)
+
+    def add(self, node: Node) -> None:
+        """Add a node, after those that it is computed from."""
+        source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+        viewed = source if node.target is operator.getitem else node
+        is_view = source is not None and viewed is not None and _aliases(viewed)
+        self._owners[node] = self._owners.get(source, source) if is_view and source is not None else node
+        for key in self._keys(node):
+            self._sharing[key].append(node)
+
+    def sharing(self, node: Node) -> list[Node]:
+        """The nodes added so far whose values have memory in common with that of a node."""
+        return list(dict.fromkeys(found for key in self._keys(node) for found in self._sharing[key]))
+
+    def read_after(self, write: Node, found: Iterable[Node]) -> list[Node]:
+        """Those of some nodes that are read by nodes after a write."""
+        return [node for node in found if any(self.places[user] > self.places[write] for user in node.users)]
+
+    def replace_after(self, write: Node, node: Node, new: Node) -> None:
+        """Replace a node, where nodes after a write read it."""
+        node.replace_all_uses_with(new, lambda user: self.places[user] > self.places[write])
+
+    def _keys(self, node: Node) -> list[Node | int]:
+        return [self._owners[node], *storages(tree_leaves(node.meta.get("val")))]
+
+
+def _aliases(node: Node) -> bool:
+    """Whether the result of a node is a view of its first argument, or that itself."""
+    return isinstance(node.target, OpOverload) and any(result.alias_info for result in node.target._schema.returns)
+
+
+def _replace_writes(graph: GraphModule) -> None:
+    """Replace writes to memory that the graph has allocated, in place."""
+    memories = _Memories(graph)
+    for node in list(memories.places):
         made = [node]
         if _writes(node):
             arguments = _written_arguments(node)
-            readers = [_readers(node, argument, sharing, places) for argument in arguments]
-            new = _without_writes(node, arguments) if readers and all(readers) else None
-            if new is not None:
-                result, *written = made = new
-                places.update(dict.fromkeys(made, place := places[node]))
-                node.replace_all_uses_with(result)
-                # The result of a write to one tensor is that tensor, that of others is in items of the new node.
-                for value, found in zip(written or [result], readers, strict=True):
-                    for reader in found:
-                        reader.replace_all_uses_with(value, lambda user, place=place: places[user] > place)
+            new = _with_whole_results(node, arguments, memories) or _with_memory(node, arguments, memories)
+            if new:
                 graph.graph.erase_node(node)
+                made = new
         for value in made:
-            for storage in storages(tree_leaves(value.meta.get("val"))):
-                sharing.setdefault(storage, []).append(value)
+            memories.add(value)
+
+
+def _with_whole_results(node: Node, arguments: Sequence[Node], memories: _Memories) -> list[Node]:
+    """Replace a write to memory of which all that is read later is the tensor that is written to.
+
+    Such as a counter, or the input of an activation in place. Returns the nodes that have the new values.
+    """
+    readers = [_readers(node, argument, memories) for argument in arguments]
+    new = _without_writes(node, arguments) if readers and all(readers) else None
+    if new is None:
+        return []
+    result, *written = new
+    memories.places.update(dict.fromkeys(new, memories.places[node]))
+    node.replace_all_uses_with(result)
+    # The result of a write to one tensor is that tensor, that of others is in items of the new node.
+    for value, found in zip(written or [result], readers, strict=True):
+        for reader in found:
+            memories.replace_after(node, reader, value)
+    return new
 
 
 def _written_arguments(node: Node) -> list[Node]:
@@ -78,28 +130,25 @@ def _written_arguments(node: Node) -> list[Node]:
     return found if len(storages(argument.meta["val"] for argument in found)) == len(found) else []
 
 
-def _readers(
-    write: Node, argument: Node, sharing: Mapping[int, Sequence[Node]], places: Mapping[Node, int]
-) -> list[Node]:
+def _readers(write: Node, argument: Node, memories: _Memories) -> list[Node]:
     """The earlier nodes that are the tensor to which an operator writes; empty if later ones read parts of its memory.
 
     Args:
         write: the call of the operator.
         argument: the tensor.
-        sharing: the nodes before it by the storages of their values.
-        places: the order of the nodes.
+        memories: of the nodes before it.
     """
-    written = argument.meta.get("val")
-    found = [node for storage in storages([written]) for node in sharing.get(storage, ())]
-    if not found or not _allocates(found[0]):
+    found = memories.sharing(argument)
+    if not _allocates(found[0]):
         return []
-    read = [node for node in found if any(places[user] >= places[write] for user in node.users)]
-    return read if all(_is_whole(node.meta["val"], written) for node in read) else []
+    read = dict.fromkeys([argument, *memories.read_after(write, found)])
+    return list(read) if all(_is_whole(node.meta["val"], argument.meta.get("val")) for node in read) else []
 
 
 def _allocates(node: Node) -> bool:
     """Whether a node returns new memory: not that of an input or a constant."""
-    return isinstance(node.target, OpOverload) and all(r.alias_info is None for r in node.target._schema.returns)
+    made = node.args[0] if node.target is operator.getitem else node
+    return isinstance(made, Node) and isinstance(made.target, OpOverload) and not _aliases(made)
 
 
 def _is_whole(value: Any, written: torch.Tensor) -> bool:
@@ -164,6 +213,88 @@ def _without_write(target: OpOverload, written: int) -> OpOverload | None:
 def _arguments(operator: OpOverload) -> list[tuple[str, str]]:
     """Names and types of the arguments of an operator."""
     return [(argument.name, str(argument.type)) for argument in operator._schema.arguments]
+
+
+def _with_memory(node: Node, arguments: Sequence[Node], memories: _Memories) -> list[Node]:
+    """Replace a write to a view, or by an operator with a decomposition, by operators that return new memory.
+
+    What is read of the memory later is a view of that. Returns the new nodes.
+    """
+    path = _path(arguments[0]) if len(arguments) == len(node.target._schema.returns) == 1 else None
+    if path is None:
+        return []
+    memory, *views = path
+    read = memories.read_after(node, memories.sharing(memory))
+    paths = [_path(each) for each in read]
+    if not all(each and each[0] is memory for each in paths):
+        return []
+    written = _traced(node, memory, views)
+    if written is None:
+        return []
+    result, nodes = written
+    copies = {memory: result}
+    with node.graph.inserting_before(node):
+        for view in (view for each in (*paths, path) for view in each or ()):
+            if view not in copies:
+                copies[view] = node.graph.node_copy(view, lambda given: copies.get(given, given))
+    made = list(dict.fromkeys([*nodes, *copies.values()]))
+    memories.places.update(dict.fromkeys(made, memories.places[node]))
+    node.replace_all_uses_with(copies[arguments[0]])
+    for each in read:
+        memories.replace_after(node, each, copies[each])
+    return made
+
+
+def _path(node: Node) -> list[Node] | None:
+    """The node that allocates the memory of a tensor, and those that make views of it, up to the tensor.
+
+    None for memory of inputs and constants, and for views that an operator returns in a list.
+    """
+    path = [node]
+    while not _allocates(path[0]):
+        target = path[0].target
+        if not isinstance(target, OpOverload) or target._schema.is_mutable or not isinstance(path[0].args[0], Node):
+            return None
+        path.insert(0, path[0].args[0])
+    return path if all(isinstance(each.meta.get("val"), torch.Tensor) for each in path) else None
+
+
+def _traced(node: Node, memory: Node, views: Sequence[Node]) -> tuple[Node, list[Node]] | None:
+    """What memory is after a write to a view of it, by operators that are traced under functionalize.
+
+    Returns:
+        The node of the memory, and all new nodes, before the write; None if they need constants, or there are none.
+    """
+    steps = [*views, node]
+    inputs = list(
+        dict.fromkeys([memory, *(each for step in steps for each in step.all_input_nodes if each not in views)])
+    )
+
+    def run(*values: Any) -> Any:
+        known = dict(zip(inputs, values, strict=True))
+        known[memory] = aten.clone.default(known[memory])
+        for step in steps:
+            args, kwargs = torch.fx.map_arg((step.args, step.kwargs), known.__getitem__)
+            known[step] = step.target(*args, **kwargs)
+        return known[memory]
+
+    functional = make_fx(
+        torch.func.functionalize(run), decomposition_table=TABLE.decompositions, _allow_non_fake_inputs=True
+    )(*(each.meta["val"] for each in inputs))
+    if functional.graph.find_nodes(op="get_attr") or functional.graph.output_node().args[0].op == "placeholder":
+        return None
+    copied = dict(zip(functional.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    for clone in functional.graph.find_nodes(op="call_function", target=aten.clone.default):
+        if copied.get(clone.args[0]) is memory:
+            clone.replace_all_uses_with(clone.args[0])
+            functional.graph.erase_node(clone)
+    with node.graph.inserting_before(node):
+        result = node.graph.graph_copy(functional.graph, copied)
+    made = [each for each in copied.values() if each not in inputs]
+    for each in made:
+        each.meta = node.meta | {"val": each.meta["val"]}
+    result.meta["val"] = memory.meta["val"]
+    return result, made
 
 
 def _functionalized(graph: GraphModule) -> GraphModule:
