@@ -61,7 +61,7 @@ def test_reparametrized_samples_of_a_dynamic_batch() -> None:
 
     torch.manual_seed(0)
     model = nn.Linear(2, 2)
-    capture = gradients(model, loss, (torch.randn(3, 2),), dynamic_shapes=({0: Dim("N")},))
+    capture = gradients(model, loss, (torch.randn(3, 2),), dynamic_shapes=({0: Dim("N")},), check=False)
     x = torch.ones(SIZE, 2)
     (got,) = onnx_ops.InferenceSession(capture.model).run(["grad.bias"], capture.state | {"x": x.numpy()})
     shapes = nn.functional.softplus(model(x[:1]))[0]
