@@ -220,8 +220,11 @@ def _with_memory(node: Node, arguments: Sequence[Node], memories: _Memories) -> 
 
     What is read of the memory later is a view of that. Returns the new nodes.
     """
-    path = _path(arguments[0]) if len(arguments) == len(node.target._schema.returns) == 1 else None
-    if path is None:
+    target = node.target
+    if not isinstance(target, OpOverload) or not len(arguments) == len(target._schema.returns) == 1:
+        return []
+    path = _path(arguments[0])
+    if path is None or torch.Tag.inplace_view in target.tags:  # such as squeeze_, which changes sizes
         return []
     memory, *views = path
     read = memories.read_after(node, memories.sharing(memory))
