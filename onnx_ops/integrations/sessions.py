@@ -23,7 +23,7 @@ from onnx_ops.graph.metadata import metadata_of
 from onnx_ops.graph.reading import load_model
 from onnx_ops.graph.walk import tensors
 from onnx_ops.integrations import prebuilt
-from onnx_ops.linking.attached import LINKED_DIGEST, called_kernels, calls_others, linked_digest
+from onnx_ops.linking.attached import LINKED_DIGEST, called_kernels, linked_digest
 from onnx_ops.linking.link import link_in_place
 from onnx_ops.linking.origins import Origins
 from onnx_ops.linking.sites import sites
@@ -212,8 +212,7 @@ class InferenceSession(ort.InferenceSession):
         linked = load_model(path_or_bytes)
         calls = [] if _is_compiled(linked) else link_in_place(linked)
         options = OwnOptions() if sess_options is None else sess_options
-        all_kernels = not isinstance(options, OwnOptions) or calls_others(linked)
-        kernels = None if all_kernels else called_kernels(linked)
+        kernels = called_kernels(linked) if isinstance(options, OwnOptions) else None
         options = registered_options(options, stacklevel=3, kernels=kernels)
         compile_ahead(calls)
         _compiled.add(metadata_of(linked, LINKED_DIGEST))

@@ -90,18 +90,14 @@ def restore(model: onnx.ModelProto) -> bool:
     return bool(attached)
 
 
-def called_kernels(model: onnx.ModelProto) -> set[str]:
-    """The names of the kernels that a linked model calls."""
-    return _called(model) & KERNELS
+def called_kernels(model: onnx.ModelProto) -> set[str] | None:
+    """The names of the kernels that a linked model calls.
 
-
-def calls_others(model: onnx.ModelProto) -> bool:
-    """Whether a model calls ops of onnxruntime-extensions, whose domain the kernels have."""
-    return bool(_called(model) - KERNELS - {f.name for f in model.functions if f.domain == KERNEL_DOMAIN})
-
-
-def _called(model: onnx.ModelProto) -> set[str]:
-    return {node.op_type for _, node in placed_nodes(model) if node.domain == KERNEL_DOMAIN}
+    None if it calls other ops of onnxruntime-extensions, whose domain the kernels have.
+    """
+    called = {node.op_type for _, node in placed_nodes(model) if node.domain == KERNEL_DOMAIN}
+    others = called - KERNELS - {f.name for f in model.functions if f.domain == KERNEL_DOMAIN}
+    return None if others else called & KERNELS
 
 
 def _restore_node(node: onnx.NodeProto, attached: Mapping[Key, str], kernel: KernelName | None) -> None:
