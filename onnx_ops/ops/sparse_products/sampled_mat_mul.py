@@ -24,6 +24,7 @@ from onnx_ops.loops.memory import (
     item_size,
     read_numbers,
     record_at,
+    tail,
     write_numbers,
 )
 from onnx_ops.loops.primitives import add_any_order, ceil_divide, helper, wide
@@ -160,7 +161,7 @@ def task(job: Job, number: int) -> None:
     heads, length = volume(job, LEFT, 1, rank - 1), job.dims[LEFT, rank - 1]
     width = heads * length
     step = elements_per_task(width)
-    memory, sums, lefts, rights = allocate((step * heads, np.float64), (length, np.float64), (length, np.float64))
+    memory, sums, lefts, rights = allocate((step * heads, np.float64), (width, np.float64), (width, np.float64))
     if memory == 0:
         job.failed = NO_MEMORY
         return
@@ -171,16 +172,19 @@ def task(job: Job, number: int) -> None:
     for e in range(own):
         left = job.data[LEFT] + row[start + e] * width * size
         right = job.data[RIGHT] + column[start + e] * width * size
+        if element_type != FLOAT:
+            read_numbers(kernel.read, left, element_type, width, address_of(lefts))
+            read_numbers(kernel.read, right, element_type, width, address_of(rights))
         for h in range(heads):
+            at = h * length
             if element_type == FLOAT:
-                found = dot(array_at(left, length, np.float32), array_at(right, length, np.float32), length)
+                ahead = at * size
+                found = dot(
+                    array_at(left + ahead, length, np.float32), array_at(right + ahead, length, np.float32), length
+                )
             else:
-                read_numbers(kernel.read, left, element_type, length, address_of(lefts))
-                read_numbers(kernel.read, right, element_type, length, address_of(rights))
-                found = dot(lefts, rights, length)
+                found = dot(tail(lefts, at), tail(rights, at), length)
             sums[e * heads + h] = found
-            left += length * size
-            right += length * size
     target = job.output[0] + start * heads * size
     write_numbers(kernel.write, address_of(sums), element_type, own * heads, target)
     free(memory)
