@@ -418,6 +418,23 @@ def test_what_a_graph_cannot_do_names_the_module(function: Any, said: str) -> No
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_a_loss_of_one_element_is_a_scalar(shape: tuple[int, ...]) -> None:
+    """As for PyTorch's backward()."""
+    model, x = nn.Linear(4, 2), torch.randn(5, 4)
+    capture = gradients(model, lambda m, x: m(x).square().mean().reshape(shape), (x,), evaluation=True)
+    model(x).square().mean().backward()
+    assert onnx_ops.Trainer(capture).evaluate(x=x.numpy())["loss"].shape == ()
+    found = run(capture.model, capture.state | arrays(x=x))
+    assert found["loss"].shape == ()
+    close(found["grad.weight"], model.weight.grad)
+
+
+def test_a_loss_of_each_sample_is_none_for_a_batch_of_one_either() -> None:
+    with pytest.raises(CaptureError, match="expected a floating scalar"):
+        gradients(nn.Linear(4, 1), lambda m, x: m(x), (torch.randn(1, 4),), dynamic_shapes=({0: Dim("batch")},))
+
+
 @pytest.mark.parametrize(
     ("loss", "said"),
     [

@@ -102,7 +102,7 @@ class FirstCall:
         """Whether the call has returned a loss, and otherwise nothing but floating numbers."""
         found = self._returned or []
         return any(tensor is loss for tensor in found) and all(
-            not tensor.dim() and tensor.is_floating_point() for tensor in found
+            tensor is loss or (not tensor.dim() and tensor.is_floating_point()) for tensor in found
         )
 
     def _record(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnx_ops.core.step_format import OUTPUT
 from onnx_ops.torch.base.arguments import children, tensors
@@ -61,7 +62,7 @@ def gradients(loss: torch.Tensor, wanted: Tensors) -> dict[str, torch.Tensor | N
 
 
 def loss_and_outputs(result: Any) -> tuple[torch.Tensor, Tensors]:
-    """The loss, and the further tensors of the loss function's result, by name."""
+    """The loss, a tensor of one element, and the further tensors of the loss function's result, by name."""
     if isinstance(result, torch.Tensor):
         loss, rest = result, {}
     else:
@@ -71,8 +72,9 @@ def loss_and_outputs(result: Any) -> tuple[torch.Tensor, Tensors]:
         prefix = "" if isinstance(result, Mapping) else f"{OUTPUT}."
         (_, loss), *others = inner.items()
         rest = {n: t for key, value in others for n, t in tensors(value, f"{prefix}{key}")}
-    if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.is_floating_point():
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+    is_tensor = isinstance(loss, torch.Tensor)
+    if not is_tensor or not statically_known_true(loss.numel() == 1) or not loss.is_floating_point():
+        what = f"a tensor of shape {tuple(loss.shape)}" if is_tensor else type(loss).__name__
         raise CaptureError(f"the loss is {what}, expected a floating scalar: end it with .mean() or .sum()")
     if not loss.requires_grad:
         raise CaptureError("the loss depends on no parameter that requires a gradient")

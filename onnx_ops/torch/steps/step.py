@@ -157,7 +157,7 @@ class JointStep:
         def with_gradients(result: Any) -> Tensors:
             loss, reported = loss_and_outputs(result)
             info.returns_loss = first.returned(loss)
-            outputs = {LOSS: loss.detach()} | {name: value.detach() for name, value in reported.items()}
+            outputs = {LOSS: loss.detach().reshape(())} | {name: value.detach() for name, value in reported.items()}
             random.closed = True
             found = gradients(loss if scale is None else loss * scale, wanted)
             info.used = [n for n, gradient in found.items() if gradient is not None and n in self.parameters]
@@ -275,7 +275,7 @@ class JointStep:
             _Call(self.model, loss), given, lambda result: result, *replaced(self._given, leaves).values()
         )
         value, reported = loss_and_outputs(result)
-        return {LOSS: value.detach()} | {name: tensor.detach() for name, tensor in reported.items()}
+        return {LOSS: value.detach().reshape(())} | {name: tensor.detach() for name, tensor in reported.items()}
 
     def _run(self, call: _Call, given: Tensors, then: Callable[[Any], Any], *args: Any) -> tuple[Any, Tensors]:
         """The result of a call with the given parameters and buffers in place of the model's, and those after it."""
