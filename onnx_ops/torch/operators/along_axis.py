@@ -28,10 +28,11 @@ def _nodes(self: Any, matrix: Any, axis: int) -> Any:
         return op.MatMul(self, op.Transpose(matrix, perm=[1, 0]))
     if axis == -2:
         return op.MatMul(matrix, self)
-    # The axes after it are merged into one.
+    # The axes after it are merged into one, whose size is not inferred, for no elements it could not be.
     trailing = Extent.of(self, -1 - axis)
     zeros = [0] * (len(self.shape) + axis + 1)
-    columns = op.Reshape(self, integers([*zeros, -1]))
+    count = op.ReduceProd(trailing.value) if trailing.numbers is None else integers([trailing.product])
+    columns = op.Reshape(self, op.Concat(integers(zeros), count, axis=0))
     return op.Reshape(op.MatMul(matrix, columns), trailing.after(*zeros))
 
 

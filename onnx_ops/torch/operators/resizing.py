@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.operators.along_axis import WIDTH, resampled
@@ -20,7 +21,8 @@ def _sampling(name: str, before: Any, after: Any, aligns: bool, scale: float | N
     nearest, cubic = "nearest" in name, "bicubic" in name
     dtype = torch.float32 if nearest else torch.float64  # in which PyTorch finds the nearest
     places, neighbours = torch.arange(after, dtype=dtype), torch.arange(before, dtype=dtype)
-    last, end = neighbours[-1:], places[-1:]
+    # No slices, whose size is not known to be 1 where these sizes depend on data.
+    last, end = (torch.full((1,), size - 1, dtype=dtype) for size in (before, after))
     step: Any
     if aligns:
         step = last * end.clamp(max=1) / end.clamp(min=1)
@@ -74,6 +76,9 @@ def _resized(name: str, operator: Callable[..., Tensor], rank: int, aligns: bool
         size = [torch.sym_int(n * (int(s) if s == int(s) else s)) for n, s in zip(x.shape[2:], scales, strict=True)]
     else:
         size = [int(number) if isinstance(number, Tensor) else number for number in output_size]
+    for each in (*x.shape[2:], *size):
+        if free_unbacked_symbols(each):
+            torch._check(each > 0)  # for which PyTorch raises an error
     one = [1.0 if scale is not None else None for scale in scales]
 
     def along(image: Tensor, axis: int) -> Tensor:
