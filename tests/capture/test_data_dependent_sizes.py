@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,8 +153,17 @@ def deviations(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     return rows.std(0).sum() + rows.std() + model(x).sum()
 
 
+def divided_by_numbers(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """By integers that are read from data, in Python and in tensors of any signs."""
+    largest = int(labels.max()) + 1
+    places = torch.arange(len(x)) - 3
+    parts = places // largest + places % -largest + torch.fmod(places, labels - 4) + 9 // (2 * labels - 5)
+    return model(x).exp().sum() * (12 // largest + 7 % largest) + (parts[:, None] * model(x)).sum()
+
+
 LOSSES = [
     along_rows,
+    divided_by_numbers,
     deviations,
     masked,
     selected,
@@ -230,6 +240,37 @@ def test_a_size_that_must_be_another_one_is_a_condition() -> None:
     trainer.step(x=np.ones((4, 5), np.float32), labels=np.array([2, 2, 1, 1]))
     with pytest.raises(StepError, match=r"test_data_dependent_sizes\.py, line \d+ .*reads 1, 3 from tensors"):
         trainer.step(x=np.ones((4, 5), np.float32), labels=np.array([2, 2, 2, 1]))
+
+
+@pytest.mark.parametrize(
+    ("rank", "settings"),
+    [
+        (1, {"mode": "nearest", "scale_factor": 2}),
+        (1, {"mode": "linear", "scale_factor": 1.7, "recompute_scale_factor": True}),
+        (2, {"mode": "bicubic", "scale_factor": 2.0, "align_corners": True}),
+        (2, {"mode": "bilinear", "scale_factor": 0.6, "antialias": True}),
+        (3, {"mode": "nearest-exact", "scale_factor": 1.5}),
+        (3, {"mode": "trilinear", "size": 3}),
+    ],
+)
+def test_resizing_along_selected_rows(rank: int, settings: dict[str, Any]) -> None:
+    """No rows are refused, for which PyTorch raises an error."""
+
+    def resized(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+        rows = model(x)[labels == 1]
+        image = rows.reshape(1, 1, -1, *[1, CLASSES][3 - rank :]) if rank > 1 else rows.T[None]
+        return functional.interpolate(image, **settings).square().sum() + model.bias.sum()
+
+    torch.manual_seed(0)
+    model = nn.Linear(5, CLASSES)
+    capture = gradients(model, resized, (torch.randn(4, 5), torch.tensor([1, 1, 2, 1])), dynamic_shapes=(ROWS, ROWS))
+    trainer = Trainer(capture)
+    for labels in ([1, 1, 1, 1, 1], [2, 1, 0, 1], [0, 1, 1, 1, 1, 1, 1]):
+        x, y = torch.randn(len(labels), 5), torch.tensor(labels)
+        found = trainer.step(x=x.numpy(), labels=y.numpy())
+        np.testing.assert_allclose(found["loss"], resized(model, x, y).detach(), rtol=1e-5)
+    with pytest.raises(StepError, match="reads 0 from tensors"):
+        trainer.step(x=np.ones((2, 5), np.float32), labels=np.array([2, 2]))
 
 
 def test_one_row_for_which_batch_norm_fails_is_refused() -> None:

@@ -37,7 +37,7 @@ class Table:
         translations: operators, and functions from their arguments to nodes, as torch.onnx.export takes them.
         draws: operators that draw random numbers, and functions of a Generator and the operator's arguments.
         checks: operators that raise an error for some data, and functions from their arguments to a tensor that is 0
-            where they do not, and the name of the function that raises the error.
+            where they do not, and what it is called in messages; or None for a call that raises none.
         float64_nodes: ONNX operators without a float64 kernel in onnxruntime, and functions from inputs and attributes
             to nodes that have one.
         complex_numbers: operators without overload, and functions that compute them for Pairs of real tensors.

@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.nodes import double, integers, op
+from onnx_ops.torch.operators import integer_division
 from onnx_ops.torch.tracing.certainty import is_certain
 
 DOUBLE, FLOAT, INT64 = ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.INT64
@@ -117,7 +118,7 @@ def _power(self: Any, exponent: Any) -> Any:
 def _remainder(self: Any, other: Any) -> Any:
     """With the sign of the divisor, as the operator Mod of integers has it."""
     if _is_integer(self) and _is_integer(other):
-        return op.Mod(_as_int64(self), _as_int64(other))
+        return integer_division.remainder(self, other)
     self, other = _as_double(self), _as_double(other)
     rest = op.Mod(self, other, fmod=1)
     zero = double(0.0)
@@ -128,15 +129,15 @@ def _remainder(self: Any, other: Any) -> Any:
 def _floor_divided(self: Any, other: Any) -> Any:
     """Rounded down; the dividend without the remainder is a multiple of the divisor, up to rounding."""
     if _is_integer(self) and _is_integer(other):
-        self, other = _as_int64(self), _as_int64(other)
-        return op.Div(op.Sub(self, op.Mod(self, other)), other)
+        return integer_division.floored(self, other)
     self, other = _as_double(self), _as_double(other)
     return op.Round(op.Div(op.Sub(self, _remainder(self, other)), other))
 
 
 def _quotient(self: Any, other: Any) -> Any:
-    """Of integers that are not negative."""
-    return op.Div(_as_int64(self), _as_int64(other))
+    """Of integers that are not negative; a divisor of 0, as of no rows, would end the process."""
+    divisor = _as_int64(other)
+    return op.Div(_as_int64(self), divisor if isinstance(other, int) else op.Max(divisor, _as_int64(1)))
 
 
 def _integer(write: Callable[..., Any]) -> Callable[..., Any]:

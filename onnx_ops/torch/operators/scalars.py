@@ -16,6 +16,7 @@ from torch import Tensor
 
 from onnx_ops.torch.base.nodes import double, number, op
 from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, translates
+from onnx_ops.torch.operators import integer_division
 
 aten = torch.ops.aten
 
@@ -122,16 +123,21 @@ def _of_number(of_python: Any, of_tensors: Any) -> Callable[..., Any]:
     return translated
 
 
+def _values(self: Any, other: Any) -> tuple[Any, Any]:
+    """Two numbers as values of the graph of one dtype, that of a tensor."""
+    if isinstance(self, int | float):
+        first = number(self, other)
+        first.dtype = other.dtype
+        return first, other
+    return self, number(other, self) if isinstance(other, int | float) else op.CastLike(other, self)
+
+
 @translates(aten.floor_divide.default)
 def _floor_divide(self: Any, other: Any) -> Any:
     """Of floating numbers as PyTorch: 1 // 0.1 is 9, as 0.1 is a little more; torch.onnx rounds the quotient first."""
-    if isinstance(self, int | float):
-        self = number(self, other)
-        self.dtype = other.dtype
-    elif isinstance(other, int | float):
-        other = number(other, self)
-    if not self.dtype.is_floating_point():
-        return core.aten_floor_divide.func(self, other)
+    if not (other if isinstance(self, int | float) else self).dtype.is_floating_point():
+        return integer_division.floored(self, other)
+    self, other = _values(self, other)
     zero, half, one = (number(value, self) for value in (0.0, 0.5, 1.0))
     rest = op.Mod(self, other, fmod=1)
     opposite = op.And(op.Not(op.Equal(rest, zero)), op.Xor(op.Less(rest, zero), op.Less(other, zero)))
@@ -148,28 +154,30 @@ def _divide(self: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     """Of integers in their own dtype; torch.onnx divides them as float32."""
     if rounding_mode == "floor":
         return _floor_divide(self, other)
-    other = number(other, self) if isinstance(other, int | float) else other
     if rounding_mode == "trunc" and not self.dtype.is_floating_point():
-        return op.Div(self, other)
+        return integer_division.truncated(self, other)
+    other = number(other, self) if isinstance(other, int | float) else other
     return core.aten_div_mode.func(self, other, rounding_mode=rounding_mode)
 
 
+@translates(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def _remainder(self: Any, other: Any) -> Any:
     """Of floating numbers, with the sign of the divisor: exact, where torch.onnx subtracts a rounded multiple of it."""
-    if not self.dtype.is_floating_point():
-        return core.aten_remainder(self, other)
+    if not (other if isinstance(self, int | float) else self).dtype.is_floating_point():
+        return integer_division.remainder(self, other)
+    self, other = _values(self, other)
     rest = op.Mod(self, other, fmod=1)
     zero = number(0.0, self)
     opposite = op.Not(op.Equal(op.Less(rest, zero), op.Less(other, zero)))
     return op.Where(op.And(opposite, op.Not(op.Equal(rest, zero))), op.Add(rest, other), rest)
 
 
-@translates(aten.remainder.Scalar)
-def _remainder_of_number(self: Any, other: Any) -> Any:
-    return _remainder(self, number(other, self) if isinstance(other, int | float) else op.CastLike(other, self))
+@translates(aten.fmod.Tensor, aten.fmod.Scalar)
+def _fmod(self: Any, other: Any) -> Any:
+    if not self.dtype.is_floating_point():
+        return integer_division.remainder_of_truncated(self, other)
+    return op.Mod(*_values(self, other), fmod=1)
 
-
-translates(aten.remainder.Tensor)(_remainder)
 
 for _operator, _of_python, _of_tensors in (
     (aten.add.Scalar, core.aten_add_scalar, core.aten_add),

@@ -222,7 +222,7 @@ class DataDependence(TorchDispatchMode):
         self.random: set[Line | None] = set()
         self._calls: Counter[tuple[OpOverload, Line | None]] = Counter()
         self._readings: dict[sympy.Symbol, _Reading] = {}
-        self._functions: dict[sympy.Symbol, str] = {}
+        self._names: dict[sympy.Symbol, str] = {}
         self._offsets: set[sympy.Symbol] = set()
         self._of_sizes = SizeTensors()
         self._read_from: dict[int, tuple[torch.Tensor, int, Any]] = {}
@@ -232,9 +232,9 @@ class DataDependence(TorchDispatchMode):
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is CHECK:
-            return self._check(*args[:2])
-        if func in TABLE.checks:
-            self._check(*TABLE.checks[func](*args, **(kwargs or {})))
+            return self._check(args[0], f"the info of {args[1]}")
+        if func in TABLE.checks and (info := TABLE.checks[func](*args, **(kwargs or {}))) is not None:
+            self._check(*info)
         if func is READ and (size := self._of_sizes.number(args[0])) is not None:
             return size
         result = self._read_before(args[0]) if func is READ else None
@@ -274,13 +274,13 @@ class DataDependence(TorchDispatchMode):
         _, version, number = self._read_from.get(id(tensor), (None, None, None))
         return number if version == tensor._version else None
 
-    def _check(self, info: torch.Tensor, function: str) -> None:
-        """Make it a condition that a function of torch.linalg succeeds."""
+    def _check(self, info: torch.Tensor, name: str) -> None:
+        """Make it a condition that all numbers in a tensor are 0, as those that say that an operator succeeds."""
         worst = torch.cat([info.flatten(), info.new_zeros(1)]).max()  # of an empty batch too
         number = worst.item()
-        self._read(number, 0, lambda: worst)
         if isinstance(number, torch.SymInt):
-            self._functions[number.node.expr] = function
+            self._read(number, 0, lambda: worst)
+            self._names[number.node.expr] = name
         torch._check(number == 0)
 
     def _is_random(self, given: list[FakeTensor], changed: Storages) -> bool:
@@ -352,8 +352,8 @@ class DataDependence(TorchDispatchMode):
             names[symbol] = sympy.Symbol(
                 f"number {len(numbers)}" if len(assertion.expr.free_symbols) > 1 else "a number"
             )
-            if symbol in self._functions:
-                names[symbol] = sympy.Symbol(f"the info of {self._functions[symbol]}")
+            if symbol in self._names:
+                names[symbol] = sympy.Symbol(self._names[symbol])
         own = [number.kind for number in numbers]
         expected = "" if own == ["bool"] else str(assertion.expr.xreplace(names))
         where = "the backward pass" if line is None else line.short

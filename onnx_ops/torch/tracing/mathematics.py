@@ -12,6 +12,7 @@ from unittest import mock
 
 import sympy
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import IntTrueDiv
 
 SIZES = torch.SymInt, torch.SymFloat
@@ -27,6 +28,8 @@ def symbolic_mathematics() -> Iterator[None]:
                 stack.enter_context(mock.patch.object(kind, name, FUNCTIONS[name], create=True))
             stack.enter_context(mock.patch.object(kind, "__divmod__", _divmod, create=True))
         stack.enter_context(mock.patch.object(torch.SymFloat, "__floordiv__", _floor_divided))
+        for name in DIVISIONS:
+            stack.enter_context(mock.patch.object(torch.SymInt, name, _of_a_divisor(getattr(torch.SymInt, name), name)))
         functions = {name: (getattr(math, name), _of_sizes(getattr(math, name), FUNCTIONS[name])) for name in FUNCTIONS}
         for module in list(sys.modules.values()):
             names = getattr(module, "__dict__", {})
@@ -63,6 +66,18 @@ def _divmod(size: Any, divisor: Any) -> Any:
     return size // divisor, size % divisor
 
 
+def _of_a_divisor(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Of a divisor that is read from data, which is not 0: a condition of the step, as Python raises an error."""
+
+    def divided(size: torch.SymInt, other: Any) -> Any:
+        divisor = size if name.startswith("__r") else other
+        if isinstance(divisor, torch.SymInt) and free_unbacked_symbols(divisor):
+            torch._check(divisor != 0)
+        return method(size, other)
+
+    return divided
+
+
 def _floor_divided(number: torch.SymFloat, divisor: Any) -> Any:
     """Python's: PyTorch rounds the quotient down, which may have been rounded up to an integer before."""
     return torch.sym_float(round((number - number % divisor) / divisor))
@@ -80,4 +95,5 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sin": torch._sym_sin,
     "tanh": torch._sym_tanh,
 }
+DIVISIONS = "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__"
 NUMPY = "sqrt", "log", "log2", "log10", "log1p", "exp", "cos", "sin", "tanh"

@@ -85,7 +85,7 @@ def _symmetric(matrix: Tensor, uplo: str) -> Tensor:
 
 @checks(aten._linalg_eigh.default)
 def _eigh_check(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, str]:
-    return _not_finite(A.tril() if UPLO.upper() == "L" else A.triu()), "linalg.eigh"
+    return _not_finite(A.tril() if UPLO.upper() == "L" else A.triu()), "the info of linalg.eigh"
 
 
 @decomposes(aten._linalg_eigh.default)
@@ -117,7 +117,7 @@ def _eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> Tensors:
 def _svd_check(
     A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Tensor, str]:
-    return _not_finite(A), "linalg.svd"
+    return _not_finite(A), "the info of linalg.svd"
 
 
 @decomposes(aten._linalg_svd.default)
@@ -246,7 +246,7 @@ def _lstsq_with_residuals(input: Tensor, b: Tensor, rcond: float | None = None, 
 def _lstsq_check(
     self: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Tensor, str]:
-    return _not_finite(self), "linalg.lstsq"
+    return _not_finite(self), "the info of linalg.lstsq"
 
 
 @decomposes(aten.linalg_lstsq.default)
