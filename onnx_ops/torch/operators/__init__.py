@@ -10,10 +10,12 @@ import pkgutil
 
 from onnx_ops.torch.base.table import TABLE
 from onnx_ops.torch.operators.scalar_tensors import for_scalars
+from onnx_ops.torch.operators.symbolic_numbers import with_symbols
 
 for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
     importlib.import_module(_module.name)
 
 TABLE.decompositions.update(for_scalars(TABLE.decompositions))
+TABLE.replacements.update(with_symbols(TABLE.replacements))
 
 __all__ = ["TABLE"]

@@ -12,6 +12,7 @@ import sympy
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.types import py_sym_types
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -107,7 +108,7 @@ class Random(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if not _draws(func, args, kwargs):
-            if func in CERTAIN and args[0] in self._uniform:
+            if func in CERTAIN and args[0] in self._uniform and not isinstance(args[1], py_sym_types):
                 holds = CERTAIN[func](args[1])
                 if holds is None and args[1] == 0 and args[0].numel() == 1:
                     holds = func is aten.gt.Scalar
