@@ -228,3 +228,33 @@ def _randint_like_from_0(random: Generator, input: Tensor, high: int, **rest: An
 def _randperm(random: Generator, n: int, *, dtype: torch.dtype | None = torch.int64, **rest: Any) -> Tensor:
     order = torch.argsort(random.uniform((n,), torch.float64))
     return order if dtype is None else order.to(dtype)
+
+
+@draws(aten.random_.default, aten.random_.to, getattr(aten.random_, "from"))
+def _random_(random: Generator, input: Tensor, *bounds: int | None, **rest: Any) -> Tensor:
+    """From 0 to before `bounds`, or between them; without an end to the largest integer up to which all are exact."""
+    low, high = (0, *bounds) if len(bounds) == 1 else bounds or (0, None)
+    if high is None:
+        dtype = input.dtype
+        high = 2 ** BITS[dtype] + 1 if dtype.is_floating_point else min(torch.iinfo(dtype).max + 1, 2**53)
+    return input.copy_(_randint(random, low, high, input.shape, dtype=torch.float64))
+
+
+@draws(aten.rrelu_with_noise_.default)
+def _rrelu_(random: Generator, self: Tensor, noise: Tensor, *args: Any, **rest: Any) -> Tensor:
+    return self.copy_(_rrelu(random, self, noise, *args, **rest))
+
+
+@draws(aten.rrelu_with_noise.default)
+def _rrelu(
+    random: Generator,
+    self: Tensor,
+    noise: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Tensor:
+    """With another slope for each negative number, which PyTorch returns in `noise` for the backward pass."""
+    slopes = lower + (upper - lower) * random.uniform(self.shape, self.dtype)
+    return self * noise.copy_(torch.where(self <= 0, slopes, 1.0))
