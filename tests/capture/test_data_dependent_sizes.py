@@ -153,6 +153,18 @@ def deviations(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     return rows.std(0).sum() + rows.std() + model(x).sum()
 
 
+def beside_others(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """Of no rows a product is 1, and the other results are empty, or 0 for queries that see no rows."""
+    rows = model(x)[labels == 2]
+    moved = rows.roll(1, 0) * rows.roll((-2, 1), (0, 1)) * rows.roll(3) + rows.roll(-len(rows), 0)
+    steps = rows.diff(dim=0).exp().sum() + rows.diff(n=2, dim=0, append=rows.exp()).square().sum()
+    products = rows.prod(0).square().sum() + rows.prod() + rows.cumprod(0).exp().sum()
+    queries = model(x)[None]
+    seen = functional.scaled_dot_product_attention(queries, rows[None], rows[None])
+    attended = functional.scaled_dot_product_attention(rows[None], rows[None], rows[None], is_causal=True)
+    return moved.square().sum() + steps + products + seen.exp().sum() + attended.sum() + model.bias.sum()
+
+
 def divided_by_numbers(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     """By integers that are read from data, in Python and in tensors of any signs."""
     largest = int(labels.max()) + 1
@@ -163,6 +175,7 @@ def divided_by_numbers(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
 
 LOSSES = [
     along_rows,
+    beside_others,
     divided_by_numbers,
     deviations,
     masked,

@@ -20,7 +20,7 @@ def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Te
     """Each round doubles the number of factors."""
     rows = input.to(dtype or dtype_of_products(input)).clone()
     if rows.dim() and is_symbolic(rows.shape[dim]):
-        return running_products(rows.movedim(dim, 0)).movedim(0, dim)
+        return running_products(rows.movedim(dim, 0)).narrow(0, 1, rows.shape[dim]).movedim(0, dim)
     size = int(rows.shape[dim]) if rows.dim() else 1
     step = 1
     while step < size:

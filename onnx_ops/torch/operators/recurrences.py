@@ -68,8 +68,10 @@ def running_products(rows: Tensor) -> Tensor:
     """The products of the rows (T, ...) up to each one, in float64 as PyTorch computes them.
 
     The gradient with respect to an element is that of the product of the others, so that it may be 0.
+
+    Returns:
+        (1 + T, ...), of which the first ones are 1: there may be no rows, for which onnxruntime runs no Scan.
     """
     wide = rows.to(torch.float64) if rows.is_floating_point() else rows
-    first, others = wide[:1], wide[1:]
-    factors = torch.cat([torch.ones_like(first), others])
-    return recurrence(factors, torch.cat([first, torch.zeros_like(others)]), False).to(rows.dtype)
+    ones = wide.new_ones((1, *wide.shape[1:]))
+    return recurrence(torch.cat([ones, wide]), torch.cat([ones, torch.zeros_like(wide)]), False).to(rows.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.types import py_sym_types
 
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.nodes import op
-from onnx_ops.torch.base.table import decomposes, replaces
+from onnx_ops.torch.base.table import replaces
 
 
 @custom_operator(
@@ -131,15 +131,3 @@ def _triu_indices(row: Any, col: Any, offset: int = 0, *, dtype: torch.dtype = t
     if not is_symbolic(row) and not is_symbolic(col):
         return torch.triu_indices(row, col, offset, dtype=dtype, **options)
     return torch.ones(row, col, dtype=torch.bool).triu(offset).nonzero().T.to(dtype)
-
-
-@decomposes(torch.ops.aten.roll.default)
-def _roll(self: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
-    if not any(map(is_symbolic, shifts)):
-        return NotImplemented
-    if not dims:
-        return _roll(self.flatten(), shifts, [0]).view(self.shape)
-    for shift, dim in zip(shifts, dims, strict=True):
-        size = self.shape[dim]
-        self = self.index_select(dim, (torch.arange(size) - shift) % size)
-    return self

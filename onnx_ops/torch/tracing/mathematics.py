@@ -15,6 +15,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import IntTrueDiv
 
+from onnx_ops.torch.tracing.frames import is_library
+
 SIZES = torch.SymInt, torch.SymFloat
 """The types of numbers that depend on dynamic sizes."""
 
@@ -67,11 +69,12 @@ def _divmod(size: Any, divisor: Any) -> Any:
 
 
 def _of_a_divisor(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Of a divisor that is read from data, which is not 0: a condition of the step, as Python raises an error."""
+    """Of a divisor in a model or loss that is read from data: that it is not 0, as Python requires, is a condition."""
 
     def divided(size: torch.SymInt, other: Any) -> Any:
         divisor = size if name.startswith("__r") else other
-        if isinstance(divisor, torch.SymInt) and free_unbacked_symbols(divisor):
+        is_read = isinstance(divisor, torch.SymInt) and free_unbacked_symbols(divisor)
+        if is_read and not is_library(sys._getframe(1).f_code.co_filename):
             torch._check(divisor != 0)
         return method(size, other)
 

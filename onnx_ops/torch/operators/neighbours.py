@@ -1,0 +1,39 @@
+"""Elements beside others along an axis, which may have none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, is_symbolic, statically_known_true
+
+from onnx_ops.torch.base.table import decomposes, replaces
+
+
+@decomposes(torch.ops.aten.roll.default)
+def _roll(self: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
+    """The translation of torch.onnx takes shifts modulo the size, and so none of 0, and numbers alone."""
+    sizes = [self.shape[dim] for dim in dims] if dims else list(self.shape)
+    if not any(map(is_symbolic, shifts)) and all(statically_known_true(size >= 1) for size in sizes):
+        return NotImplemented
+    if not dims:
+        return _roll(self.flatten(), shifts, [0]).view(self.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = self.shape[dim]
+        self = self.index_select(dim, (torch.arange(size) - shift) % size)
+    return self
+
+
+@replaces(torch.diff, torch.Tensor.diff)
+def _diff(input: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None) -> Any:
+    """Of a number of elements that depends on data; there may be none, which have no differences."""
+    parts = [part for part in (prepend, input, append) if part is not None]
+    if n < 1 or not any(free_unbacked_symbols(part.shape[dim]) for part in parts):
+        return torch.diff(input, n, dim, prepend, append)
+    rows = torch.cat(parts, dim) if len(parts) > 1 else input
+    for _ in range(n):
+        places = torch.arange(torch.sym_max(rows.shape[dim] - 1, 0))
+        rows = rows.index_select(dim, places + 1) - rows.index_select(dim, places)
+    return rows
