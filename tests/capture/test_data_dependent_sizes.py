@@ -48,6 +48,13 @@ def distinct(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     return (sums / counts[:, None]).pow(2).sum()
 
 
+def distinct_three_times(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    values, places = torch.unique(labels, return_inverse=True)
+    others, counts = torch.unique(labels, return_counts=True)
+    sums = (model(x).sum(1) * places).sum() + (others * counts).sum() * values.exp().sum() * model.bias[0]
+    return sums * len(torch.unique(labels))
+
+
 def as_long_as_the_largest(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     """A size read from a tensor, as the number of nodes of a graph."""
     size = labels.max().item() + 1
@@ -182,6 +189,7 @@ LOSSES = [
     selected,
     experts,
     distinct,
+    distinct_three_times,
     as_long_as_the_largest,
     as_wide_as_the_largest,
     of_graphs,

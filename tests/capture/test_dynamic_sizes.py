@@ -236,6 +236,19 @@ def test_row_pointers_of_a_sparse_matrix() -> None:
     compared(nn.Linear(3, 2), loss, [(7, 3), (4, 3), (11, 3)], Dim("N"))
 
 
+def test_differences_and_correlations_of_rows() -> None:
+    """Of variables that are rows, whose number is dynamic."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        rows = model(x)
+        slopes = [*torch.gradient(rows, spacing=(0.5, 2.0)), *torch.gradient(rows.exp(), dim=0)]
+        smooth = torch.gradient(rows, dim=0, edge_order=2)[0]
+        similar = torch.corrcoef(rows).exp().mean() + torch.cov(rows).square().sum()
+        return sum((slope.square().sum() for slope in slopes), smooth.square().sum()) + similar
+
+    compared(nn.Linear(4, 5), loss, [(6, 4), (3, 4), (9, 4)], Dim("N", min=3))
+
+
 def test_running_products_and_extremes() -> None:
     """The gradient with respect to a factor that is 0 is that of the product of the others: of none, one or two."""
 

@@ -290,3 +290,29 @@ def test_models_that_ask_whether_they_are_traced() -> None:
     (loss,) = InferenceSession(captured.model).run(["loss"], captured.state | {"x": x.numpy()})
     assert loss == pytest.approx(model(x).square().mean().item(), rel=1e-6)
     assert torch._subclasses.FakeTensor is FakeTensor
+
+
+class Coupling(nn.Module):
+    """Of a flow: the elements under a mask, of which there are as many as a layer takes, change the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.layers = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, mask in zip(self.layers, (self.mask, ~self.mask), strict=True):
+            kept, other = mask.nonzero().squeeze(-1), (~mask).nonzero().squeeze(-1)
+            merged = x.new_empty(x.shape)
+            merged[..., kept] = x[..., kept]
+            merged[..., other] = x[..., other] + layer(x[..., kept]).tanh()
+            x = merged
+        return x
+
+
+def test_couplings_of_two_features() -> None:
+    """A size of 1 of the data meets one that the trace has found to be 1."""
+    torch.manual_seed(0)
+    compared(
+        Coupling(), lambda model, x: model(x).square().mean(), [torch.randn(rows, 2) for rows in (4, 2)], {0: Dim("N")}
+    )

@@ -79,6 +79,24 @@ def test_values(dtype: torch.dtype) -> None:
         np.testing.assert_allclose(found[name], wanted, rtol=tolerance, atol=4 * eps, err_msg=name)
 
 
+def test_slopes_of_sinc_near_0() -> None:
+    """By their series; PyTorch's are rounding errors of up to 1e-4, and 0 below 1e-19."""
+    x = torch.tensor([1e-42, 1e-30, 1e-19, 1e-10, 1e-5, 1e-3, 2.9e-3, 3.3e-3, -0.5, 0.0])
+
+    def loss(model: nn.Linear, x: Tensor) -> Tensor:
+        return torch.sinc(model.weight[0] * x).sum()
+
+    model = nn.Linear(len(x), 1, bias=False)
+    nn.init.ones_(model.weight)
+    session = onnx_ops.InferenceSession(gradients(model, loss, (x,), check=False).model)
+    (found,) = session.run(["grad.weight"], {"weight": model.weight.detach().numpy(), "x": x.numpy()})
+    angle = math.pi * x.double().numpy()
+    series = -(angle**2) / 3 * (1 - angle**2 / 10 * (1 - angle**2 / 28))
+    wide = np.where(angle == 0, 1.0, angle)
+    wanted = np.where(np.abs(angle) < 0.1, series, np.cos(wide) - np.sin(wide) / wide)
+    np.testing.assert_allclose(found[0], wanted, rtol=3e-3, atol=1e-44)
+
+
 def test_digits_where_pytorch_has_fewer() -> None:
     x = torch.tensor([1.0, 0.5, 0.25, -0.5], dtype=torch.float64)
     capture = gradients(

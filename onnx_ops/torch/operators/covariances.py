@@ -1,4 +1,4 @@
-"""Covariances and correlations, whose number of observations PyTorch's own functions make a number of."""
+"""Covariances and correlations, of whose sizes PyTorch's own functions make numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _cov(
 ) -> Tensor:
     """Of variables (V, observations), or of one variable."""
     given = [weights for weights in (fweights, aweights) if weights is not None]
-    if not _has_dynamic_count(input) or given:
+    if not any(map(is_symbolic, input.shape)) or given:
         return torch.cov(input, correction=correction, fweights=fweights, aweights=aweights)
     rows = torch.atleast_2d(input)
     count = rows.shape[1]
@@ -26,15 +26,10 @@ def _cov(
 
 @replaces(torch.corrcoef, torch.Tensor.corrcoef)
 def _corrcoef(input: Tensor) -> Tensor:
-    if not _has_dynamic_count(input) or input.is_complex():
+    if not any(map(is_symbolic, input.shape)) or input.is_complex():
         return torch.corrcoef(input)
     found = _cov(input)
     if not found.dim():
         return found / found
     deviations = found.diagonal().sqrt()
     return (found / deviations.unsqueeze(1) / deviations).clamp(-1, 1)
-
-
-def _has_dynamic_count(input: Tensor) -> bool:
-    """Whether the number of observations is dynamic."""
-    return bool(input.dim()) and is_symbolic(input.shape[-1])

@@ -37,3 +37,28 @@ def _diff(input: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = Non
         places = torch.arange(torch.sym_max(rows.shape[dim] - 1, 0))
         rows = rows.index_select(dim, places + 1) - rows.index_select(dim, places)
     return rows
+
+
+@replaces(torch.gradient)
+def _gradient(input: Tensor, *, spacing: Any = 1.0, dim: Any = None, edge_order: int = 1) -> Any:
+    """Differences along axes of dynamic size, of which PyTorch's own function makes numbers."""
+    axes = list(range(input.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    steps = [spacing] * len(axes) if not isinstance(spacing, list | tuple) else spacing
+    if not any(is_symbolic(input.shape[axis]) for axis in axes) or any(isinstance(step, Tensor) for step in steps):
+        return torch.gradient(input, spacing=spacing, dim=dim, edge_order=edge_order)
+    return tuple(
+        _slopes(input.movedim(axis, 0), edge_order).movedim(0, axis) / h for axis, h in zip(axes, steps, strict=True)
+    )
+
+
+def _slopes(rows: Tensor, edge_order: int) -> Tensor:
+    """Differences of two neighbours along the first axis, at the ends one-sided ones of first or second order."""
+    size = rows.shape[0]
+    inside = (rows.narrow(0, 2, size - 2) - rows.narrow(0, 0, size - 2)) / 2
+    first = [rows.narrow(0, place, 1) for place in range(edge_order + 1)]
+    last = [-rows.narrow(0, size - 1 - place, 1) for place in range(edge_order + 1)]
+    if edge_order == 1:
+        before, after = (b - a for a, b in (first, last))
+    else:
+        before, after = (-1.5 * a + 2 * b - 0.5 * c for a, b, c in (first, last))
+    return torch.cat([before, inside, after])

@@ -32,7 +32,7 @@ def _index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor, a
     place = torch.zeros_like(given[0])
     for axis, index in zip(axes, given, strict=True):
         size = self.shape[axis]
-        place = place * size + torch.where(index < 0, index + size, index)
+        place = place * size + index + torch.where(index < 0, size, 0)
     # In `values` the axes of the indices replace the indexed axes if these are adjacent, else they come first.
     first = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
     shape = [self.shape[axis] for axis in rest]

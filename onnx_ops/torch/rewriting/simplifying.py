@@ -94,10 +94,32 @@ def simplify(model: ir.Model) -> None:
 def _eliminate_common_subexpressions(model: ir.Model) -> None:
     """Compute equal nodes once; an output keeps its type where the first of the nodes has none."""
     kinds = [(value.type, value.shape) for value in model.graph.outputs]
+    _restore_omitted_outputs(model.graph)
     common.CommonSubexpressionEliminationPass()(model)
     for value, (kind, shape) in zip(model.graph.outputs, kinds, strict=True):
         if value.type is None:
             value.type, value.shape = kind, shape
+
+
+def _restore_omitted_outputs(graph: ir.Graph) -> None:
+    """Give nodes that differ in the outputs that are omitted, such as Uniques of one tensor, all outputs of these.
+
+    onnxruntime would merge them, and take the outputs that one has for those of the other.
+    """
+    alike: dict[Any, list[ir.Node]] = {}
+    for node in graph:
+        if any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values()):
+            continue
+        attributes = frozenset((name, str(attribute.value)) for name, attribute in node.attributes.items())
+        alike.setdefault((node.op_identifier(), tuple(node.inputs), attributes), []).append(node)
+    for nodes in alike.values():
+        used = [[bool(value.name) for value in node.outputs] for node in nodes]
+        if all(each == used[0] for each in used):
+            continue
+        for node in nodes:
+            node.resize_outputs(max(map(len, used)))
+            for i, value in enumerate(node.outputs):
+                value.name = value.name or f"{node.name}_output_{i}"
 
 
 def _of(op_type: str, rule: rewriter.pattern.RewriteRule) -> rewriter.pattern.RewriteRule:
