@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.base.nodes import aclnn, double, op
-from onnx_ops.torch.base.table import draws, rewrites, translates
+from onnx_ops.torch.base.table import decomposes, draws, rewrites, translates
 
 aten = torch.ops.aten
 Shape = Sequence[Any]
@@ -231,12 +231,12 @@ def _randperm(random: Generator, n: int, *, dtype: torch.dtype | None = torch.in
 
 
 @draws(aten.random_.default, aten.random_.to, getattr(aten.random_, "from"))
-def _random_(random: Generator, input: Tensor, *bounds: int | None, **rest: Any) -> Tensor:
+def _random_(random: Generator, input: Tensor, *bounds: Any, **rest: Any) -> Tensor:
     """From 0 to before `bounds`, or between them; without an end to the largest integer up to which all are exact."""
-    low, high = (0, *bounds) if len(bounds) == 1 else bounds or (0, None)
-    if high is None:
-        dtype = input.dtype
-        high = 2 ** BITS[dtype] + 1 if dtype.is_floating_point else min(torch.iinfo(dtype).max + 1, 2**53)
+    low, end = (0, *bounds) if len(bounds) == 1 else bounds or (0, None)
+    dtype = input.dtype
+    most = 2 ** BITS[dtype] if dtype.is_floating_point else min(torch.iinfo(dtype).max, 2**53 - 1)
+    high = most + 1 if end is None else end
     return input.copy_(_randint(random, low, high, input.shape, dtype=torch.float64))
 
 
@@ -258,3 +258,15 @@ def _rrelu(
     """With another slope for each negative number, which PyTorch returns in `noise` for the backward pass."""
     slopes = lower + (upper - lower) * random.uniform(self.shape, self.dtype)
     return self * noise.copy_(torch.where(self <= 0, slopes, 1.0))
+
+
+@decomposes(aten.rrelu_with_noise.default)
+def _rrelu_in_evaluation(
+    self: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, *rest: Any, **options: Any
+) -> Tensor:
+    return aten.leaky_relu.default(self, (lower + upper) / 2)
+
+
+@decomposes(aten.rrelu_with_noise_.default)
+def _rrelu_in_evaluation_(self: Tensor, *args: Any, **options: Any) -> Tensor:
+    return self.copy_(_rrelu_in_evaluation(self, *args, **options))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -339,7 +339,7 @@ def _scatter(input: Tensor, dim: int, index: Tensor, value: Any, **options: Any)
 
 
 @_of(F.pad)
-def _pad(input: Tensor, pad: Iterable[int], mode: str = "constant", value: Any = None) -> Tensor:
+def _pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Tensor:
     inside = F.pad(torch.ones_like(input, dtype=torch.bool), pad, mode, False)
     return torch.where(inside, F.pad(input, pad, mode, 0.0), value)
 

@@ -170,7 +170,9 @@ def _draws(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     """Whether a call of an operator draws random numbers."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
-    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    arguments = func._schema.arguments
+    given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    given |= dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
     # Attention without dropout draws none, nor do operators that draw only in training.
     return given.get("dropout_p", 1.0) != 0 and given.get("training", True) is not False
 
