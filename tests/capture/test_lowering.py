@@ -73,7 +73,7 @@ def normalized(x: Tensor) -> Tensor:
 
 
 def parts(x: Tensor) -> Tensor:
-    """Writes to views, and to views of these, and what is read of the memory and of other views in between and later."""
+    """Writes to views, and to views of these, and what is read of the memory and of other views in between."""
     z = torch.zeros(len(x), 6)
     view = z[:, 2:5]
     z[:, 1:5] = x
