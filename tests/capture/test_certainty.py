@@ -83,3 +83,10 @@ def test_the_largest_size() -> None:
     assert not is_certain(sympy.Eq(CHUNKS, 3), {S: ValueRanges(8, 12)})
     assert is_certain(sympy.Le(CHUNKS * FloorDiv(B, 2), 48), {S: ValueRanges(2, 64), B: ValueRanges(2, 7)})
     assert not is_certain(sympy.Le(CHUNKS * FloorDiv(B, 2), 47), {S: ValueRanges(2, 64), B: ValueRanges(2, 7)})
+
+
+def test_no_largest_size() -> None:
+    """Of a number of pairs, which may be above 2**63."""
+    for upper in (2**64, sympy.oo):
+        assert is_certain(sympy.Ge(B * B, 4), {B: ValueRanges(2, upper)})
+        assert not is_certain(sympy.Ge(B * B, 9), {B: ValueRanges(2, upper)})

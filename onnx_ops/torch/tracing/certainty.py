@@ -86,11 +86,10 @@ def largest_size(condition: sympy.Basic) -> int | None:
 
 def _few(remainder: int, period: int, bounds: ValueRanges[sympy.Expr]) -> range | None:
     """The sizes with a remainder, None if they are many."""
-    if not bounds.upper.is_Integer:
+    first = int(bounds.lower) + (remainder - int(bounds.lower)) % period
+    if not bounds.upper.is_Integer or bounds.upper - first >= COUNTS * period:
         return None
-    found = range(int(bounds.lower), int(bounds.upper) + 1)
-    found = found[(remainder - found.start) % period :: period]
-    return found if len(found) <= COUNTS else None
+    return range(first, int(bounds.upper) + 1, period)
 
 
 def _holds(condition: sympy.Basic, symbols: Sequence[sympy.Symbol], sizes: Sequence[range | None]) -> bool:
