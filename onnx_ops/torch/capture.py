@@ -44,7 +44,6 @@ from onnx_ops.torch.steps.update import Update
 from onnx_ops.torch.tracing.explanations import (
     Locations,
     refuse_autocast,
-    refuse_compiled,
     refused_control_flow,
     ties_explained,
     vectors_explained,
@@ -255,7 +254,6 @@ def _captured(
         scale: the factor of the loss, by its name; empty without loss scaling.
     """
     refuse_autocast()
-    refuse_compiled(joint.model)
     inspections = Inspections()
     try:
         with collected_rarely(), inspections.watched(hidden=False):

@@ -104,6 +104,19 @@ def test_distributions_check_no_arguments(monkeypatch: pytest.MonkeyPatch) -> No
     assert distributions.Distribution._validate_args
 
 
+COMPILED = torch.compile(functional.gelu, backend="eager")
+
+
+def test_what_is_compiled_runs_as_it_is_written() -> None:
+    layers = nn.Sequential(torch.compile(nn.Linear(4, 3), backend="eager"), nn.Linear(3, 2))
+    layers[1].compile(backend="eager")
+    model = torch.compile(layers, backend="eager")
+    capture = onnx_ops.torch.gradients(model, lambda model, x: COMPILED(model(x)).sum(), (torch.ones(2, 4),))
+    assert set(capture.state) == set(model.state_dict())
+    assert capture.inference is not None
+    assert capture.inference.graph.input[0].name == "input"
+
+
 def test_axes_of_other_sizes_are_not_squeezed() -> None:
     """As in the structural similarity of two images."""
 

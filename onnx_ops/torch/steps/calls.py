@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._dynamo.eval_frame import OptimizedModule
 
 from onnx_ops.torch.base.arguments import bound, tensors
 from onnx_ops.torch.tracing.effects import Effects
@@ -107,7 +108,8 @@ class FirstCall:
 
     def _record(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._info.call is None:
-            arguments = bound(model.forward, args) | kwargs
+            whole = model._orig_mod if isinstance(model, OptimizedModule) else model  # of torch.compile
+            arguments = bound(whole.forward, args) | kwargs
             if not any(is_functorch_wrapped_tensor(tensor) for _, tensor in tensors(arguments)):
                 self._info.call = ModelCall(arguments, len(args))
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._dynamo.eval_frame import OptimizedModule
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx import GraphModule
@@ -123,18 +122,6 @@ def refuse_autocast() -> None:
             "torch.autocast surrounds the capture, which the step would not depend on: put it into the loss, around the"
             " call of the model"
         )
-
-
-def refuse_compiled(model: torch.nn.Module) -> None:
-    """Raise a CaptureError for a model that torch.compile has compiled, or a module of it."""
-    for name, module in model.named_modules():
-        text = f"{f'module {name!r} of the model' if name else 'the model'} is compiled, and cannot be captured"
-        if isinstance(module, OptimizedModule):
-            raise CaptureError(
-                f"{text}; pass the original, that was given to torch.compile (now its attribute _orig_mod)"
-            )
-        if module._compiled_call_impl is not None:
-            raise CaptureError(f"{text}; capture it before its method compile() is called")
 
 
 @contextlib.contextmanager
@@ -273,7 +260,7 @@ def _first_lines(error: BaseException) -> str:
 def _explanation(error: BaseException, where: Locations) -> str | None:
     if isinstance(error, CaptureError):  # raised by a translation
         return str(error)
-    for explain in (_control_flow, _branch, _compiled, _sparse, _shape_from_data, _specialized, _no_translation, _size):
+    for explain in (_control_flow, _branch, _sparse, _shape_from_data, _specialized, _no_translation, _size):
         if text := explain(error, where):
             return text
     return None
@@ -303,15 +290,6 @@ def _branch(error: BaseException, where: Locations) -> str | None:
         f"{'' if number is None else f', by {number} in the example'}; a graph cannot follow such a branch. With"
         " specialize=True the step is that of the example, and refuses numbers that would take another way. Or write it"
         " with torch.where, or compute what it decides on before the step and pass it in as a number"
-    )
-
-
-def _compiled(error: BaseException, where: Locations) -> str | None:
-    if "dynamo-optimized function" not in str(error):
-        return None
-    return (
-        f"{where.module()} calls a function that torch.compile has compiled{_at(line_of_error(error))}, which cannot be"
-        " captured; call the original"
     )
 
 

@@ -69,8 +69,13 @@ Ways = frozenset[tuple[sympy.Basic, bool]]
 
 @contextlib.contextmanager
 def portable_kernels() -> Iterator[None]:
-    """PyTorch runs ATen operators whose derivatives are ATen operators too, instead of calls of a CPU library."""
+    """PyTorch runs ATen operators whose derivatives are ATen operators too, instead of calls of a CPU library.
+
+    Functions that torch.compile has compiled run as they are written.
+    """
     with (
+        torch.compiler.set_stance("force_eager"),
+        torch._dynamo.config.patch(error_on_nested_fx_trace=False),
         mock.patch.object(torch.backends.mha, "_is_fastpath_enabled", False),  # nested tensors, in evaluation mode
         warnings.catch_warnings(action="ignore"),  # the flags warn of a TF32 setting that stays unchanged
         torch.backends.mkldnn.flags(enabled=False),
