@@ -47,9 +47,8 @@ def gradients(loss: torch.Tensor, wanted: Tensors) -> dict[str, torch.Tensor | N
         if "use_reentrant" not in str(error):
             raise
         raise CaptureError(
-            "the model recomputes activations by torch.utils.checkpoint with use_reentrant=True, which a capture cannot"
-            " differentiate: pass use_reentrant=False (in transformers: gradient_checkpointing_enable("
-            "gradient_checkpointing_kwargs={'use_reentrant': False}))"
+            "the model recomputes activations by CheckpointFunction, which a capture cannot differentiate: call"
+            " torch.utils.checkpoint.checkpoint"
         ) from error
     gradients = dict(zip(wanted, found, strict=True))
     for name, leaf in wanted.items():

@@ -29,6 +29,9 @@ from onnx_ops.torch.tracing.randomness import Random
 def ordered_recomputation(random: Random, state: Iterable[torch.Tensor]) -> Iterator[None]:
     """A context in which torch.utils.checkpoint recomputes after the gradient, and draws the same random numbers.
 
+    With use_reentrant=True it does so in the way of use_reentrant=False, which can be traced. Its results are the same:
+    they have no gradient where no argument requires one.
+
     Args:
         random: draws the random numbers of the step.
         state: the parameters and buffers, which are read without barriers.
@@ -37,8 +40,10 @@ def ordered_recomputation(random: Random, state: Iterable[torch.Tensor]) -> Iter
     # Modules that have imported `checkpoint` call the decorator's wrapper of it, which calls this attribute.
     undecorated = torch.utils.checkpoint.checkpoint.__wrapped__
 
-    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return undecorated(_Part(function, random, own), *args, **kwargs)
+    def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool | None = None, **kwargs: Any) -> Any:
+        constant = use_reentrant is not False and not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        with torch.no_grad() if constant else contextlib.nullcontext():
+            return undecorated(_Part(function, random, own), *args, use_reentrant=False, **kwargs)
 
     with mock.patch.object(undecorated, "__dynamo_disable", checkpoint, create=True):
         yield
