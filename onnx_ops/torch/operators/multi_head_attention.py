@@ -1,4 +1,4 @@
-"""The function of nn.MultiheadAttention, with the batch first.
+"""The function of nn.MultiheadAttention, with the batch first, and the causal masks of nn.TransformerEncoder.
 
 PyTorch's has the positions first, to which it transposes its inputs, the projected queries, keys and values in one
 piece, and each of them. Here the projection has the batch first, as most models have it, and is split.
@@ -6,16 +6,38 @@ piece, and each of them. Here the projection has the batch first, as most models
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
+from torch.nn.modules import transformer
 
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.operators.attention import attention
+
+_detect_is_causal_mask = transformer._detect_is_causal_mask
+
+
+@contextlib.contextmanager
+def undetected_causal_masks() -> Iterator[None]:
+    """A context in which nn.TransformerEncoder and nn.TransformerDecoder do not read masks of unknown elements.
+
+    They compare it with a causal mask, to pass on that it is one. Otherwise the mask is applied, with the same result.
+    """
+    with mock.patch.object(transformer, "_detect_is_causal_mask", _is_known_to_be_causal):
+        yield
+
+
+def _is_known_to_be_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    if is_causal is None and isinstance(mask, FakeTensor) and mask.constant is None:
+        return False
+    return _detect_is_causal_mask(mask, is_causal, size)
 
 
 @replaces(functional.multi_head_attention_forward)

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.batch_norm import cumulative_averages
+from onnx_ops.torch.operators.multi_head_attention import undetected_causal_masks
 from onnx_ops.torch.operators.recurrent.packing import checked_states
 
 Functions = Mapping[Any, Callable[..., Any]]
@@ -110,6 +111,7 @@ class WholeOps(Substitution):
         self._contexts.append(contextlib.ExitStack())
         self._contexts[-1].enter_context(cumulative_averages())
         self._contexts[-1].enter_context(checked_states())
+        self._contexts[-1].enter_context(undetected_causal_masks())
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
