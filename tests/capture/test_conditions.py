@@ -471,3 +471,20 @@ def test_a_violated_condition_without_which_a_graph_does_not_run() -> None:
         return torch.zeros(4, 2).index_add(0, index, model(x)).square().sum()
 
     gradients(nn.Linear(2, 2), placed, (torch.ones(5, 2), torch.tensor([0, 1, 2, 3, 3])), specialize=True)
+
+
+def test_arrays_of_numbers_from_data() -> None:
+    """The periods of a series, as TimesNet finds them."""
+
+    def folded(model: nn.Module, x: Tensor) -> Tensor:
+        largest = model(x).abs().mean(0).topk(2).indices.detach().cpu().numpy()
+        return sum((model(x) * (5 // (1 + place))).square().mean() for place in largest)
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4)
+    capture = gradients(model, folded, (torch.randn(6, 3),), specialize=True)
+    session = InferenceSession(capture.model)
+    for _ in range(4):
+        x = torch.randn(6, 3)
+        (got,) = session.run(["loss"], {**capture.state, "x": x.numpy()})
+        np.testing.assert_allclose(got, folded(model, x).item(), rtol=1e-5)

@@ -1,4 +1,4 @@
-"""NumPy arrays of tensors whose values are known while a step is traced."""
+"""NumPy arrays of tensors while a step is traced: of values that are known, or of numbers that are read from data."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
 from onnx_ops.torch.base.table import replaces
 
+MAX_READ = 64
+"""Maximal number of elements of an array of numbers that are read from data."""
+
 
 @replaces(torch.Tensor.numpy)
 def _numpy(input: torch.Tensor, *, force: bool = False) -> np.ndarray:
+    count = input.numel()
+    if isinstance(input, FakeTensor) and input.constant is None and isinstance(count, int) and count <= MAX_READ:
+        return np.array(input.tolist(), object)
     with no_dispatch():
         return _known(input).numpy(force=force)
 
