@@ -188,6 +188,9 @@ def pools_of(rank: int) -> list[Callable[[Tensor], Tensor]]:
         getattr(nn, f"AdaptiveAvgPool{rank}d")(1),
         getattr(nn, f"AdaptiveAvgPool{rank}d")(3),
         getattr(nn, f"AdaptiveMaxPool{rank}d")(1),
+        lambda x: getattr(F, f"avg_pool{rank}d")(x, x.shape[2:]),
+        lambda x: getattr(F, f"max_pool{rank}d")(torch.cat([x, x.detach()], -1), [*x.shape[2:-1], 2 * x.shape[-1]]),
+        lambda x: F.max_pool2d(x.flatten(2).unsqueeze(-1), (x[0, 0].numel(), 1)),
     ]
 
 

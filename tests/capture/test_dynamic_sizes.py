@@ -478,6 +478,48 @@ def test_affine_grids() -> None:
     compared(nn.Linear(8, 6), loss, [(6, 8), (3, 8), (9, 8)], Dim("N"))
 
 
+def test_samples_of_images_of_dynamic_sizes() -> None:
+    """As images are warped by an optical flow, up to an image of one pixel."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        flow = 2 * model(x)
+        return F.grid_sample(x.movedim(3, 1), flow, "bilinear", "reflection", align_corners=True).sin().mean()
+
+    compared(nn.Linear(2, 2), loss, [(2, 5, 4, 2), (1, 3, 6, 2), (3, 1, 1, 2)], Dim("N"), Dim("height"), Dim("width"))
+
+
+def test_pools_of_one_window() -> None:
+    """Of equal elements the first one is the maximum."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        image = model(x).movedim(3, 1)
+        doubled, flat = torch.cat([image, image.detach()], 3), image.flatten(2)
+        height, width = image.shape[2:]
+        pooled = [
+            F.avg_pool1d(flat, height * width),
+            F.max_pool1d(flat, flat.shape[2]),
+            F.avg_pool2d(image, image.shape[2:]).flatten(2),
+            F.avg_pool2d(image, (height, 1), 1).sum(3),
+            F.max_pool2d(doubled, (height, 2 * width)).flatten(2),
+            F.max_pool2d(flat.unsqueeze(3), (flat.shape[2], 1)).flatten(2),
+            F.lp_pool2d(image, 2.0, image.shape[2:]).flatten(2),
+            F.max_pool3d(image[:, :, None], (1, height, width)).flatten(2),
+        ]
+        return torch.cat(pooled, 2).sin().mean()
+
+    compared(nn.Linear(2, 2), loss, [(2, 5, 4, 2), (1, 3, 6, 2), (3, 1, 1, 2)], Dim("N"), Dim("height"), Dim("width"))
+
+
+def test_causal_masks_of_encoders() -> None:
+    class Causal(nn.TransformerEncoder):
+        def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+            return super().forward(x, nn.Transformer.generate_square_subsequent_mask(x.shape[1]))
+
+    model = Causal(nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True), 1, enable_nested_tensor=False)
+    lengths = [(2, 5, 4), (1, 3, 4), (3, 1, 4)]
+    compared(model, lambda model, x: (model(x) * x).square().mean(), lengths, Dim("N"), Dim("time"))
+
+
 class Attention(nn.Linear):
     """Attention that is causal where there is more than one query, as many libraries have it."""
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch._decomp.decompositions import affine_grid_generator
+from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.torch.base.table import replaces
 
@@ -28,7 +29,7 @@ def _affine_grid_generator(theta: Tensor, size: Sequence[int], align_corners: bo
 def _grid_sampler(
     input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Tensor:
-    space = [int(size) for size in input.shape[2:]]
+    space = input.shape[2:]
     rank = len(space)
     places = []
     for axis, size in enumerate(space):
@@ -55,11 +56,11 @@ class _Image:
         if self._mode == ZEROS:
             return at
         if self._mode == REFLECTION:
-            low, span = (0.0, size - 1.0) if self._align else (-0.5, float(size))
-            if span == 0:
+            low, span = (0.0, size - 1) if self._align else (-0.5, size)
+            if not is_symbolic(span) and span == 0:
                 return at * 0
             distance = (at - low).abs()
-            turns = (distance / span).floor()
+            turns = (distance / torch.sym_max(span, 1)).floor()
             rest = distance - turns * span
             odd = turns - 2 * (turns / 2).floor() > 0
             at = torch.where(odd, span - rest, rest) + low

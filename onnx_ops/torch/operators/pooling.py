@@ -16,7 +16,7 @@ import onnx_ir as ir
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.fx.experimental.symbolic_shapes import is_symbolic, statically_known_true
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.nodes import Extent, aclnn, double, integers, op, replace_node, taps
@@ -28,8 +28,29 @@ AVERAGE_POOLS = (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)
 
 
 def _each(value: Any, rank: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
+    values = [value] if isinstance(value, int | torch.SymInt) else list(value)
     return values * rank if len(values) == 1 else values
+
+
+def _covered(x: Tensor, rank: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any = 1) -> list[int] | None:
+    """The axes of which one window is the whole, if no other axis is pooled and the size of a window is dynamic.
+
+    As in `avg_pool2d(x, x.shape[2:])`: an operator's attribute cannot be a dynamic size.
+    """
+    kernel = _each(kernel_size, rank)
+    if not any(map(is_symbolic, kernel)):
+        return None
+    steps = kernel if stride is None or stride == () or stride == [] else _each(stride, rank)
+    axes = []
+    settings = kernel, steps, _each(padding, rank), _each(dilation, rank), range(-rank, 0)
+    for size, step, pad, gap, axis in zip(*settings, strict=True):
+        if pad != 0:
+            return None
+        if gap == 1 and statically_known_true(size == x.shape[axis]):
+            axes.append(axis)
+        elif not (statically_known_true(size == 1) and statically_known_true(step == 1)):
+            return None
+    return axes
 
 
 def _of_rank(rank: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -130,6 +151,27 @@ def _average_pool_node(
     return op.Div(total(op.Pad(x, padding, double(0.0))), total(counted))
 
 
+def _maximum(
+    rank: int,
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """A max pool of one window, along one axis after the other, which finds the first of equal elements."""
+    axes = _covered(input, rank, kernel_size, stride, padding, dilation)
+    if axes is None or return_indices:
+        return NotImplemented
+    return functools.reduce(lambda values, axis: values.max(axis, keepdim=True).values, reversed(axes), input)
+
+
+replaces(torch.max_pool2d, functional.max_pool2d)(functools.partial(_maximum, 2))
+replaces(torch.max_pool3d, functional.max_pool3d)(functools.partial(_maximum, 3))
+
+
 @replaces(torch.max_pool1d, functional.max_pool1d)
 def _max_pool_of_lines(
     input: Tensor,
@@ -141,6 +183,9 @@ def _max_pool_of_lines(
     return_indices: bool = False,
 ) -> Any:
     """As a pool over planes; PyTorch's own specializes dynamic sizes."""
+    whole = _maximum(1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    if whole is not NotImplemented:
+        return whole
     kernel, pads, gaps = (_each(value, 1)[0] for value in (kernel_size, padding, dilation))
     step = kernel if stride is None or stride in ((), []) else _each(stride, 1)[0]
     window = [1, kernel], [1, step], [0, pads], [1, gaps]
@@ -208,6 +253,9 @@ def _average_pool(
     divisor_override: int | None = None,
 ) -> Tensor:
     """onnxruntime averages no float64, and divides a last window that is cut off by another count than PyTorch."""
+    whole = _covered(input, rank, kernel_size, stride, padding)
+    if whole is not None and divisor_override is None:
+        return input.mean(whole, keepdim=True)
     if input.dtype is not torch.float64 and not ceil_mode and divisor_override is None:
         return operator(input, kernel_size, stride or kernel_size, padding, ceil_mode, count_include_pad)
     kernel = _each(kernel_size, rank)
