@@ -11,6 +11,7 @@ from torch.utils._sympy.functions import (
     FloatTrueDiv,
     FloorDiv,
     FloorToInt,
+    IntTrueDiv,
     Max,
     Min,
     Mod,
@@ -41,6 +42,9 @@ CERTAIN = [
     sympy.Gt(Max(3, B) - Min(S, 2), 0),
     sympy.Le(Max(1, FloorToInt(0.3 * ToFloat(B))), B),  # topk of a share of the losses
     sympy.Ge(B - 1, Max(1, FloorToInt(0.5 * ToFloat(B)))),
+    sympy.Le(CeilToInt(0.3 * ToFloat(B)), B),
+    sympy.Le(CeilToInt(IntTrueDiv(S, 2)), S),
+    sympy.Le(Max(1, CeilToInt(FloatTrueDiv(ToFloat(S), sympy.Float(1.5)))), S),
     sympy.Eq(8 * CeilToInt(FloatTrueDiv(ToFloat(-5 - S), sympy.Float(-1.0))), 40 + 8 * S),
 ]
 UNCERTAIN = [
@@ -58,6 +62,9 @@ UNCERTAIN = [
     sympy.Lt(Max(2, FloorToInt(0.5 * ToFloat(B))), B),
     sympy.Gt(2 * Min(3, S) - Max(2, B), 0),
     sympy.Eq(2 * CeilToInt(FloatTrueDiv(ToFloat(S), sympy.Float(2.0))), S),
+    sympy.Le(2 * CeilToInt(0.5 * ToFloat(S)), S),  # not of odd sizes
+    sympy.Lt(CeilToInt(0.7 * ToFloat(S)), S),  # not of 2
+    sympy.Le(CeilToInt(1.1 * ToFloat(B)), B),
     sympy.Ne(64 * Max(1, 4 * CHUNKS), 64 * Min(S, 4 * CHUNKS)),
     sympy.Eq(Mod(S, 3), Mod(S, 4)),  # of the sizes 12, 13, 14 as of 0, 1, 2
 ]

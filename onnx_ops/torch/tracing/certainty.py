@@ -12,6 +12,7 @@ from torch.utils._sympy.functions import (
     FloatTrueDiv,
     FloorDiv,
     FloorToInt,
+    IntTrueDiv,
     Max,
     Min,
     Mod,
@@ -26,6 +27,12 @@ COUNTS = 64
 """Combinations of counts that are tried, of one remainder, where polynomials decide nothing."""
 MANY = 2**30
 """Numbers of elements which code compares with this, or more, to find out whether 32 bits index them."""
+
+
+class _Ceiling(sympy.Function):
+    """The least integer that is at least the float64 nearest to a number."""
+
+    is_integer = True
 
 
 def is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]) -> bool:
@@ -116,6 +123,8 @@ def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> s
         return sympy.expand(args[0] - args[1] * _quotient(*args))
     if isinstance(term, ToFloat | CeilToInt) and args[0].is_integer:  # exact, as sizes are below 2**53
         return args[0]
+    if isinstance(term, CeilToInt) and not args[0].is_number and (exact := _rounded_once(term.args[0], args[0])):
+        return _Ceiling(exact)
     if isinstance(term, FloatTrueDiv) and args[1].is_number and abs(float(args[1])) == 1:  # of torch.arange(n, 0, -1.0)
         return args[0] * int(args[1])
     if isinstance(term, Min):
@@ -129,13 +138,27 @@ def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> s
     return term.func(*args)
 
 
+def _rounded_once(term: sympy.Basic, value: sympy.Basic) -> sympy.Basic | None:
+    """The number of which a term is the nearest float64: of a product or quotient of a size and a number.
+
+    Args:
+        term: as PyTorch has it.
+        value: of the term, with its sizes replaced.
+    """
+    if isinstance(term, FloatTrueDiv | IntTrueDiv) and term.args[1].is_number:
+        return sympy.expand(value.args[0] / sympy.Rational(term.args[1]))
+    if isinstance(term, sympy.Mul) and len(term.args) == 2 and term.args[0].is_number:
+        return sympy.expand(value.xreplace({number: sympy.Rational(number) for number in value.atoms(sympy.Float)}))
+    return None
+
+
 def _compared(kind: type[sympy.core.relational.Relational], difference: sympy.Basic) -> sympy.Basic:
     """The comparison of a difference of integers with 0."""
     difference = sympy.expand(difference)
     if kind is sympy.LessThan:
-        difference = _without_floors(difference)
+        difference = _without_roundings(difference)
     elif kind is sympy.GreaterThan:
-        difference = -_without_floors(-difference)
+        difference = -_without_roundings(-difference)
     return _by_cases(kind(difference, 0))
 
 
@@ -159,13 +182,17 @@ def _by_cases(relation: sympy.Basic) -> sympy.Basic:
     return relation
 
 
-def _without_floors(difference: sympy.Basic) -> sympy.Basic:
-    """A difference of integers, not less than it where that is 0: with the numbers that are rounded down in it.
+def _without_roundings(difference: sympy.Basic) -> sympy.Basic:
+    """A difference of integers, at most 0 where the returned one is: with the numbers that are rounded in it.
 
-    If these are at most an integer, they are so after the rounding of their float64 computation, which is below 1.
+    If those that are rounded down are at most an integer, they are so after the rounding of their float64 computation,
+    which is below 1. One that is rounded up is at most an integer where the number is, whose nearest float64 is too.
     """
     floors = [term for term in difference.atoms(FloorToInt) if difference.coeff(term).is_positive]
-    return sympy.expand(difference.subs({term: term.args[0] for term in floors}))
+    ceilings = [
+        term for term in difference.atoms(_Ceiling) if difference.coeff(term) == 1 and (difference - term).is_integer
+    ]
+    return sympy.expand(difference.subs({term: term.args[0] for term in floors + ceilings[:1]}))
 
 
 def _quotient(dividend: sympy.Basic, divisor: sympy.Basic) -> sympy.Basic:
