@@ -474,8 +474,6 @@ def test_a_violated_condition_without_which_a_graph_does_not_run() -> None:
 
 
 def test_arrays_of_numbers_from_data() -> None:
-    """The periods of a series, as TimesNet finds them."""
-
     def folded(model: nn.Module, x: Tensor) -> Tensor:
         largest = model(x).abs().mean(0).topk(2).indices.detach().cpu().numpy()
         return sum((model(x) * (5 // (1 + place))).square().mean() for place in largest)

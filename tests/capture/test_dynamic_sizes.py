@@ -472,10 +472,25 @@ def test_medians_and_quantiles_of_any_number_of_rows() -> None:
 
 def test_affine_grids() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        grid = F.affine_grid(model(x).view(-1, 2, 3), [x.shape[0], 4, 3, 5], align_corners=False)
-        return F.grid_sample(x.view(-1, 1, 2, 4), grid, align_corners=False).sin().sum()
+        grid = F.affine_grid(model(x[:, :, 0]).view(-1, 2, 3), [len(x), 4, x.shape[2], 5], align_corners=False)
+        return F.grid_sample(x.view(len(x), 1, 8, -1), grid, align_corners=False).sin().sum()
 
-    compared(nn.Linear(8, 6), loss, [(6, 8), (3, 8), (9, 8)], Dim("N"))
+    compared(nn.Linear(8, 6), loss, [(6, 8, 3), (3, 8, 5), (9, 8, 1)], Dim("N"), Dim.STATIC, Dim("width"))
+
+
+def test_affine_grids_that_are_the_identity() -> None:
+    """As spatial transformers begin: samples have a kink at the pixels."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        theta = model(x.flatten(1)[:, :4]).view(-1, 2, 3)
+        grid = F.affine_grid(theta, [x.shape[0], 1, *x.shape[1:]], align_corners=False)
+        return (F.grid_sample(x[:, None], grid, align_corners=False) * x[:, None]).mean()
+
+    model = nn.Linear(4, 6)
+    nn.init.zeros_(model.weight)
+    with torch.no_grad():
+        model.bias.copy_(torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]))
+    compared(model, loss, [(2, 12, 12), (3, 12, 12)], Dim("N"))
 
 
 def test_samples_of_images_of_dynamic_sizes() -> None:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._decomp.decompositions import affine_grid_generator
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.torch.base.table import replaces
+from onnx_ops.torch.operators.sizes_as_data import linspace
 
 BILINEAR, NEAREST, BICUBIC = 0, 1, 2
 ZEROS, BORDER, REFLECTION = 0, 1, 2
@@ -21,8 +21,28 @@ SHARPNESS = -0.75
 
 @replaces(torch.affine_grid_generator)
 def _affine_grid_generator(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
-    """By PyTorch's decomposition: the gradient of the operator does not take dynamic sizes."""
-    return affine_grid_generator(theta, size, align_corners=align_corners)
+    """As PyTorch's operator, whose gradient does not take dynamic sizes, with its rounding.
+
+    Its decomposition rounds in another order. At the pixels of an image, where a theta that is the identity samples it,
+    the gradient of samples jumps.
+    """
+    space = size[2:]
+    rank = len(space)
+    lines = [
+        _line(count, align_corners, theta).view([1] * axis + [-1] + [1] * (rank - 1 - axis))
+        for axis, count in enumerate(space)
+    ]
+    coordinates = [*reversed(lines), theta.new_ones([1] * rank)]  # x, the last axis, comes first
+    points = torch.stack([each.expand(space) for each in coordinates], -1)
+    return (points.flatten(0, -2) @ theta.mT).unflatten(1, space)
+
+
+def _line(count: int, align_corners: bool, like: Tensor) -> Tensor:
+    """The coordinates of the pixels along an axis, from -1 to 1; 0 of a single one."""
+    line = linspace(-1, 1, count, dtype=like.dtype)
+    if not align_corners:
+        return line * (count - 1) / count
+    return torch.where(torch.full((), count) > 1, line, 0) if is_symbolic(count) else line * (count > 1)
 
 
 @replaces(torch.grid_sampler)

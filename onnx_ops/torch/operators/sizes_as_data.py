@@ -92,7 +92,7 @@ def _filled(data: Any, dtype: torch.dtype) -> Tensor:
 
 
 @replaces(torch.linspace)
-def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+def linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
     if not is_symbolic(steps):
         return torch.linspace(start, end, steps, dtype=dtype, **options)
     dtype = dtype or torch.get_default_dtype()
@@ -111,7 +111,7 @@ def _logspace(start: Any, end: Any, steps: Any, base: float = 10.0, **options: A
     if not is_symbolic(steps):
         return torch.logspace(start, end, steps, base, **options)
     dtype = options.get("dtype") or torch.get_default_dtype()
-    powers = _linspace(start, end, steps, dtype=torch.float64)
+    powers = linspace(start, end, steps, dtype=torch.float64)
     return torch.pow(float(base), powers).to(dtype).requires_grad_(options.get("requires_grad", False))
 
 
