@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 
 import onnx
 
-from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN, KernelName
+from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN, OPSET_VERSION, KernelName
 from onnx_ops.core.errors import LinkError
 from onnx_ops.core.version import __version__
 from onnx_ops.graph.functions import Key, called_key, function_key
 from onnx_ops.graph.imports import add_import
 from onnx_ops.graph.metadata import metadata_of, set_metadata
-from onnx_ops.graph.types import skeleton
+from onnx_ops.graph.types import without_data
 from onnx_ops.graph.walk import function_text, placed_nodes
 from onnx_ops.linking.functions import ATTACHED_BY
 from onnx_ops.linking.sites import domain_version
@@ -45,15 +45,22 @@ def linked_by(model: onnx.ModelProto) -> str | None:
 def linked_digest(model: onnx.ModelProto) -> str | None:
     """The digest of a model that `link` leaves as it is; None for any other.
 
-    Such a model was linked by this version, and nothing that `link` reads has changed since.
+    Such a model was linked by this version, and nothing has changed since but the contents of initializers.
     """
     digest = metadata_of(model, LINKED_DIGEST)
-    return digest if digest and linked_by(model) == __version__ and digest == _digest(model) else None
+    if digest is None or linked_by(model) != __version__ or domain_version(model) > OPSET_VERSION:
+        return None
+    return digest if digest == _digest(model) else None
 
 
 def _digest(model: onnx.ModelProto) -> str:
-    """A digest of all that `link` reads of a model."""
-    return hashlib.blake2b(skeleton(model).SerializeToString(deterministic=True), digest_size=16).hexdigest()
+    """A digest of a model without the contents of initializers, and without those of inputs, whose types are known."""
+    light = without_data(model, lambda tensor: True)
+    inputs = {value.name for value in light.graph.input}
+    own = [tensor for tensor in light.graph.initializer if tensor.name not in inputs]
+    del light.graph.initializer[:]
+    light.graph.initializer.extend(own)
+    return hashlib.blake2b(light.SerializeToString(deterministic=True), digest_size=16).hexdigest()
 
 
 def restore(model: onnx.ModelProto) -> bool:
