@@ -32,6 +32,11 @@ def _each(value: Any, rank: int) -> list[int]:
     return values * rank if len(values) == 1 else values
 
 
+def _steps(stride: Any, kernel: list[int]) -> list[int]:
+    """The strides of windows, which are their sizes unless given."""
+    return kernel if stride is None or stride in ((), []) else _each(stride, len(kernel))
+
+
 def _covered(x: Tensor, rank: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any = 1) -> list[int] | None:
     """The axes of which one window is the whole, if no other axis is pooled and the size of a window is dynamic.
 
@@ -40,7 +45,7 @@ def _covered(x: Tensor, rank: int, kernel_size: Any, stride: Any, padding: Any, 
     kernel = _each(kernel_size, rank)
     if not any(map(is_symbolic, kernel)):
         return None
-    steps = kernel if stride is None or stride == () or stride == [] else _each(stride, rank)
+    steps = _steps(stride, kernel)
     axes = []
     settings = kernel, steps, _each(padding, rank), _each(dilation, rank), range(-rank, 0)
     for size, step, pad, gap, axis in zip(*settings, strict=True):
@@ -187,7 +192,7 @@ def _max_pool_of_lines(
     if whole is not NotImplemented:
         return whole
     kernel, pads, gaps = (_each(value, 1)[0] for value in (kernel_size, padding, dilation))
-    step = kernel if stride is None or stride in ((), []) else _each(stride, 1)[0]
+    (step,) = _steps(stride, [kernel])
     window = [1, kernel], [1, step], [0, pads], [1, gaps]
     values, indices = aten.max_pool2d_with_indices(input.unsqueeze(-2), *window, ceil_mode)
     return (values.squeeze(-2), indices.squeeze(-2)) if return_indices else values.squeeze(-2)
@@ -259,7 +264,7 @@ def _average_pool(
     if input.dtype is not torch.float64 and not ceil_mode and divisor_override is None:
         return operator(input, kernel_size, stride or kernel_size, padding, ceil_mode, count_include_pad)
     kernel = _each(kernel_size, rank)
-    steps = kernel if stride is None or stride == () or stride == [] else _each(stride, rank)
+    steps = _steps(stride, kernel)
     along = _averaging(kernel, steps, _each(padding, rank), ceil_mode, count_include_pad, divisor_override)
 
     def dynamic(size: Any, axis: int) -> Tensor:
