@@ -52,7 +52,7 @@ MOST_COMPARED = 1 << 20
 """The number of elements up to which equal constants become one."""
 
 ROUNDS = 3
-"""The number of rounds; a round may enable simplifications of the next."""
+"""The largest number of rounds; a round that changes the graph may enable simplifications of the next."""
 
 
 def simplify(model: ir.Model) -> None:
@@ -60,11 +60,14 @@ def simplify(model: ir.Model) -> None:
     common.InlinePass()(model)
     rules = rewriter.pattern.RewriteRuleSet([_of(op_type, rule) for rule, op_type in RULES.items()])
     for _ in range(ROUNDS):
+        before = _connections(model)
         optimizer.fold_constants(model)
         fuse_transposes(model)
         transpose_next_to_products(model)
         rewriter.RewritePass(rules)(model)
         common.RemoveUnusedNodesPass()(model)
+        if _connections(model) == before:
+            break
     join_pads(model)
     weigh_by_op(model)
     write_out_softmaxes(model)
@@ -89,6 +92,11 @@ def simplify(model: ir.Model) -> None:
     _prevent_scale_fusion(model.graph)
     common.RemoveUnusedFunctionsPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
+
+
+def _connections(model: ir.Model) -> list[tuple[ir.Node, str, tuple[ir.Value | None, ...]]]:
+    """The nodes with what they compute, and of what; passes also report changes that leave these alone."""
+    return [(node, node.op_type, tuple(node.inputs)) for node in model.graph.all_nodes()]
 
 
 def _eliminate_common_subexpressions(model: ir.Model) -> None:
