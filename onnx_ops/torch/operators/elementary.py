@@ -104,17 +104,30 @@ def _logaddexp2(self: Tensor, other: Tensor) -> Tensor:
     return torch.where(self == other, larger + 1, larger + more)
 
 
+def _shares_gradients() -> bool:
+    """Whether PyTorch's fmax and fmin share the gradient among equal elements, as of version 2.15."""
+    with torch.enable_grad():
+        one = torch.ones((), requires_grad=True)
+        (gradient,) = torch.autograd.grad(torch.fmax(one, one.detach()), one)
+    return bool(gradient < 1)
+
+
+SHARES_GRADIENTS = _shares_gradients()
+
+
 @replaces(torch.fmax, torch.Tensor.fmax)
 def _fmax(input: Tensor, other: Tensor) -> Tensor:
-    """The gradient with respect to equal elements is that of `input` alone."""
+    """The gradient with respect to equal elements is shared by both, or that of `input` alone."""
     input, other = torch.broadcast_tensors(input, other)
-    return torch.where((input >= other) | other.isnan(), input, other)
+    larger = torch.where((input >= other) | other.isnan(), input, other)
+    return torch.where(input == other, torch.maximum(input, other), larger) if SHARES_GRADIENTS else larger
 
 
 @replaces(torch.fmin, torch.Tensor.fmin)
 def _fmin(input: Tensor, other: Tensor) -> Tensor:
     input, other = torch.broadcast_tensors(input, other)
-    return torch.where((input <= other) | other.isnan(), input, other)
+    smaller = torch.where((input <= other) | other.isnan(), input, other)
+    return torch.where(input == other, torch.minimum(input, other), smaller) if SHARES_GRADIENTS else smaller
 
 
 @replaces(torch.hypot, torch.Tensor.hypot)

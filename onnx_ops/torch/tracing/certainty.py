@@ -114,6 +114,8 @@ def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> s
     """A term with sizes in place of its symbols; quotients and remainders in it are polynomials where possible."""
     if isinstance(term, sympy.Symbol):
         return sympy.expand(sizes[term])
+    if isinstance(term, sympy.Float):  # an integer is exact, as sizes are below 2**53
+        return sympy.Integer(int(term)) if float(term).is_integer() else term
     args = [_evaluated(arg, sizes) for arg in term.args]
     if not args:
         return term

@@ -55,7 +55,12 @@ class _Gate(torch.autograd.Function):
         return torch.where(condition, grads[0], 0), None
 
 
-_apply = torch.autograd.Function.apply.__func__
+_APPLY = vars(torch.autograd.Function)["apply"]
+"""The class method, of which PyTorch's versions have different kinds."""
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    return _APPLY.__get__(None, cls)(*args, **kwargs)
 
 
 class _Branch(TorchFunctionMode):
