@@ -172,6 +172,30 @@ def beside_others(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     return moved.square().sum() + steps + products + seen.exp().sum() + attended.sum() + model.bias.sum()
 
 
+def normalized_and_integrated(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """Norms of samples and integrals along rows; of no rows they are empty or 0."""
+    rows = model(x)[labels == 2]
+    weights, images = model.bias, rows[:, :, None] * torch.arange(1.0, 4)
+    normal = functional.group_norm(images, 2, weights, weights).exp().sum()
+    normal = normal + functional.instance_norm(images).exp().sum() + weights.sum()
+    times = rows[:, 0].square().cumsum(0)
+    areas = torch.trapezoid(rows, times, dim=0).exp().sum() + torch.trapz(rows.T, dx=0.3).sum()
+    return normal + areas + torch.cumulative_trapezoid(rows.square(), dim=0).sum()
+
+
+def mean_losses(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """NaN of no rows."""
+    rows = model(x)[labels == 2]
+    chances = functional.binary_cross_entropy(rows.sigmoid(), torch.full_like(rows, 0.3))
+    return chances + functional.soft_margin_loss(rows, rows.detach().sign())
+
+
+def products_of_sizes(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    rows = model(x)[labels == 2]
+    blocks = torch.block_diag(rows, x, x[0], torch.tensor(3)).square() * torch.kron(rows, x).sum().exp()
+    return blocks.sum() + torch.kron(model.bias, rows).square().sum() + model.bias.sum()
+
+
 def divided_by_numbers(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     """By integers that are read from data, in Python and in tensors of any signs."""
     largest = int(labels.max()) + 1
@@ -184,6 +208,9 @@ LOSSES = [
     along_rows,
     beside_others,
     divided_by_numbers,
+    mean_losses,
+    normalized_and_integrated,
+    products_of_sizes,
     deviations,
     masked,
     selected,

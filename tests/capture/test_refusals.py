@@ -127,6 +127,17 @@ def test_the_line_that_bounds_a_dynamic_size() -> None:
         gradients(torch.nn.Linear(3, 2), loss, (torch.ones(4, 3),), dynamic_shapes=({0: torch.export.Dim("N")},))
 
 
+def test_a_slice_that_is_broadcast() -> None:
+    """Of the third element of an axis that may have two."""
+    with pytest.raises(CaptureError, match=rf"a slice along a dynamic axis is broadcast {LINE}, .* say by min=3 of"):
+        gradients(
+            torch.nn.Linear(3, 2),
+            lambda model, x: (model(x)[2:3] * x[:, :2]).sum(),
+            (torch.ones(5, 3),),
+            dynamic_shapes=({0: torch.export.Dim("N")},),
+        )
+
+
 def test_the_line_that_fixes_a_multiple() -> None:
     def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return torch.stack([model(x[2 * i : 2 * i + 2]).sum() for i in range(x.shape[0] // 2)]).sin().sum()

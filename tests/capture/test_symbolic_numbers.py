@@ -62,6 +62,9 @@ OTHERS: dict[str, Function] = {
     "hinge_embedding_loss": lambda x, n: F.hinge_embedding_loss(x, SQUARE.sign(), n),
     "cosine_embedding_loss": lambda x, n: F.cosine_embedding_loss(x, SQUARE, torch.tensor([-1, 1, -1]), n / 2),
     "triplet_margin_loss": lambda x, n: F.triplet_margin_loss(x, SQUARE, SQUARE + 1, n, swap=True),
+    "label_smoothing": lambda x, n: F.cross_entropy(
+        x, torch.arange(3), SQUARE[1].abs(), ignore_index=1, label_smoothing=n
+    ),
     "logit": lambda x, n: torch.logit(x.sigmoid(), n),
     "nan_to_num": lambda x, n: torch.nan_to_num(torch.where(x > 0, x, np.nan), n) + torch.nan_to_num(x / 0, 0, n, -n),
     "scatter": lambda x, n: x.scatter(1, FIRST, n),

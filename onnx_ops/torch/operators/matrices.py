@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -30,6 +31,29 @@ def _powers(x: Tensor, *, N: Any = None) -> Tensor:
     """The powers (..., n, N) of vectors (..., n), in ascending order."""
     x = x if x.dim() else x.view(1)
     return x.unsqueeze(-1) ** torch.arange(x.shape[-1] if N is None else N)
+
+
+@replaces(torch.kron, torch.Tensor.kron)
+def _kron(input: Tensor, other: Tensor) -> Tensor:
+    """The Kronecker product; PyTorch's own code makes numbers of dynamic sizes."""
+    rank = max(input.dim(), other.dim())
+    sizes = [[1] * (rank - tensor.dim()) + list(tensor.shape) for tensor in (input, other)]
+    product = input.reshape([size for each in sizes[0] for size in (each, 1)]) * other.reshape(
+        [size for each in sizes[1] for size in (1, each)]
+    )
+    return product.reshape([first * second for first, second in zip(*sizes, strict=True)])
+
+
+@replaces(torch.block_diag)
+def _block_diag(*tensors: Tensor) -> Tensor:
+    """Matrices beside and below each other, padded; PyTorch's own code makes numbers of dynamic sizes."""
+    blocks = [tensor.reshape(1, -1) if tensor.dim() < 2 else tensor for tensor in tensors]
+    widths = [block.shape[1] for block in blocks]
+    padded = [
+        functional.pad(block, [sum(widths[:place]), sum(widths[place + 1 :])]) for place, block in enumerate(blocks)
+    ]
+    dtype = functools.reduce(torch.promote_types, (block.dtype for block in blocks))
+    return torch.cat([block.to(dtype) for block in padded])
 
 
 @decomposes(torch.ops.aten.baddbmm.default)

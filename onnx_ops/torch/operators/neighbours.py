@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,9 +34,36 @@ def _diff(input: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = Non
         return torch.diff(input, n, dim, prepend, append)
     rows = torch.cat(parts, dim) if len(parts) > 1 else input
     for _ in range(n):
-        places = torch.arange(torch.sym_max(rows.shape[dim] - 1, 0))
-        rows = rows.index_select(dim, places + 1) - rows.index_select(dim, places)
+        before, after = _neighbours(rows, dim)
+        rows = after - before
     return rows
+
+
+def _neighbours(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """All elements along an axis but the last, and all but the first."""
+    places = torch.arange(torch.sym_max(rows.shape[dim] - 1, 0))
+    return rows.index_select(dim, places), rows.index_select(dim, places + 1)
+
+
+def _integral(function: Callable[..., Tensor], add: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """An integral by trapezoids, which `add` adds up, of a number of elements that may depend on data."""
+
+    def integral(y: Tensor, x: Tensor | None = None, *, dx: Any = 1, dim: int = -1) -> Tensor:
+        if not free_unbacked_symbols(y.shape[dim]):
+            return function(y, dx=dx, dim=dim) if x is None else function(y, x, dim=dim)
+        before, after = _neighbours(y, dim)
+        if x is not None:
+            axis = dim % y.dim() - y.dim()
+            places = x if x.dim() == y.dim() else x.reshape([-1] + [1] * (-1 - axis))
+            left, right = _neighbours(places, axis)
+            dx = right - left
+        return add((before + after) * dx / 2, dim)
+
+    return integral
+
+
+replaces(torch.trapezoid, torch.trapz)(_integral(torch.trapezoid, torch.sum))
+replaces(torch.cumulative_trapezoid)(_integral(torch.cumulative_trapezoid, torch.cumsum))
 
 
 @replaces(torch.gradient)

@@ -11,18 +11,22 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from onnx_ops.torch.base.nodes import aclnn, double, integers, op
+from onnx_ops.torch.base.sizes import may_be_zero
 from onnx_ops.torch.base.table import computes_float64, decomposed_by_pytorch, decomposes, replaces, translates
 from onnx_ops.torch.base.transforms import within_transforms
 from onnx_ops.torch.operators.function_transforms import batch_norm, group_norm
 
 aten = torch.ops.aten
 
-# onnxruntime has no float64 kernels of these.
-decomposed_by_pytorch(
-    aten.native_group_norm.default,
-    aten.native_layer_norm.default,
-    only=torch.float64,
-)
+decomposed_by_pytorch(aten.native_layer_norm.default, only=torch.float64)  # onnxruntime has no such kernel
+
+
+@decomposes(aten.native_group_norm.default)
+def _group_norm(input: Tensor, *rest: Any) -> Any:
+    """PyTorch's decomposition in float64, for which onnxruntime has no kernel, and where there may be no samples."""
+    if input.dtype is not torch.float64 and not may_be_zero(input.shape[0]):
+        return NotImplemented
+    return torch._decomp.decomposition_table[aten.native_group_norm.default](input, *rest)
 
 
 @decomposes(aten.native_layer_norm_backward.default)
@@ -101,20 +105,23 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """A batch norm whose channels are those of each sample; running statistics are updated with their mean."""
+    """A batch norm whose channels are those of each sample; running statistics are updated with their mean.
+
+    Where there may be no samples, and so no channels, it is a group norm.
+    """
     if not use_input_stats:
         if within_transforms():
             return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
         return functional.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if math.prod(input.shape[2:]) == 1:
         raise ValueError(f"an instance norm needs more than one place of space in training, got {tuple(input.shape)}")
-    if within_transforms():
+    if within_transforms() or may_be_zero(input.shape[0]):
         if running_mean is not None and running_var is not None:
             with torch.no_grad():
                 variance, mean = torch.var_mean(input.detach(), tuple(range(2, input.dim())))
                 running_mean.mul_(1 - momentum).add_(mean.mean(0), alpha=momentum)
                 running_var.mul_(1 - momentum).add_(variance.mean(0), alpha=momentum)
-        return group_norm(input, input.shape[1], weight, bias, eps)
+        return (group_norm if within_transforms() else torch.group_norm)(input, input.shape[1], weight, bias, eps)
     samples, channels = input.shape[:2]
 
     def repeated(given: Tensor | None) -> Tensor | None:

@@ -10,10 +10,11 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx.experimental.symbolic_shapes import is_symbolic, statically_known_true
+from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.torch.base.nodes import integers, is_standard, number, op
+from onnx_ops.torch.base.sizes import may_be_zero
 from onnx_ops.torch.base.table import decomposes, replaces, translates
 from onnx_ops.torch.operators.recurrences import dtype_of_products, running_products
 
@@ -36,7 +37,7 @@ def _vector_norm(
 def _mean(self: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
     """NaN of no elements, for which onnxruntime's ReduceMean is 0; the translation of torch.onnx takes no None."""
     sizes = [self.shape[axis] for axis in dim] if dim else list(self.shape)
-    if any(map(_may_be_zero, sizes)):
+    if any(map(may_be_zero, sizes)):
         wide = dtype or self.dtype
         computed = torch.float32 if wide in (torch.float16, torch.bfloat16) else wide
         return (aten.sum.dim_IntList(self, dim, keepdim, dtype=computed) / math.prod(sizes)).to(wide)
@@ -47,21 +48,29 @@ def _mean(self: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dty
 
 @decomposes(aten.mean.default)
 def _mean_of_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Any:
-    return _mean(self, None, dtype=dtype) if any(map(_may_be_zero, self.shape)) else NotImplemented
+    return _mean(self, None, dtype=dtype) if any(map(may_be_zero, self.shape)) else NotImplemented
 
 
 def _loss(operator: OpOverload) -> Callable[..., Any]:
     """The mean of a loss for each element as that of `_mean`, if there may be none."""
+    names = [argument.name for argument in operator._schema.arguments]
 
-    def loss(self: Tensor, target: Tensor, reduction: int = Reduction.MEAN, *options: float) -> Any:
-        if reduction != Reduction.MEAN or not any(map(_may_be_zero, self.shape)):
+    def loss(*args: Any) -> Any:
+        given = dict(zip(names, args, strict=False))
+        if given.get("reduction", Reduction.MEAN) != Reduction.MEAN or not any(map(may_be_zero, args[0].shape)):
             return NotImplemented
-        return aten.mean.default(operator(self, target, Reduction.NONE, *options))
+        return aten.mean.default(operator(**given | {"reduction": Reduction.NONE}))
 
     return loss
 
 
-for _of_elements in (aten.mse_loss.default, aten.huber_loss.default, aten.smooth_l1_loss.default):
+for _of_elements in (
+    aten.binary_cross_entropy.default,
+    aten.huber_loss.default,
+    aten.mse_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.soft_margin_loss.default,
+):
     decomposes(_of_elements)(_loss(_of_elements))
 
 
@@ -70,7 +79,7 @@ def _variance(
     self: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Any:
     axes = list(dim) if dim else list(range(self.dim()))
-    if not any(_may_be_zero(self.shape[axis]) for axis in axes):
+    if not any(may_be_zero(self.shape[axis]) for axis in axes):
         return NotImplemented
     squares = (self - _mean(self, axes, keepdim=True)).square()
     count = torch.full((), math.prod(self.shape[axis] for axis in axes), dtype=self.dtype)
@@ -82,7 +91,7 @@ def _variance(
 def _log_of_sum(self: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Any:
     """By PyTorch's decomposition, as onnxruntime's ReduceLogSumExp takes -inf, -450 for -inf; -inf for no elements."""
     for axis in range(self.dim()) if dim == [] else [dim] if isinstance(dim, int) else dim:
-        if _may_be_zero(self.shape[axis]) and self.is_floating_point():
+        if may_be_zero(self.shape[axis]) and self.is_floating_point():
             shape = [1 if i == axis % self.dim() else size for i, size in enumerate(self.shape)]
             self = torch.cat([self, self.new_full(shape, -math.inf)], axis)
     return torch._decomp.decomposition_table[aten.logsumexp.default](self, dim, keepdim)
@@ -92,10 +101,6 @@ def _log_of_sum(self: Tensor, dim: int | Sequence[int], keepdim: bool = False) -
 def _deviation(self: Tensor, dim: Sequence[int] | None = None, **options: Any) -> Any:
     variance = _variance(self, dim, **options)
     return NotImplemented if variance is NotImplemented else variance.sqrt()
-
-
-def _may_be_zero(size: int | torch.SymInt) -> bool:
-    return not statically_known_true(size >= 1)
 
 
 @translates(aten.sum.default)

@@ -235,6 +235,16 @@ def _reduced(loss: Tensor, reduction: str) -> Tensor:
     return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
 
 
+@_of(F.cross_entropy)
+def _cross_entropy(*args: Any, label_smoothing: Any = 0.0, **options: Any) -> Any:
+    """Which is linear in `label_smoothing`."""
+    if not isinstance(label_smoothing, SYMBOLS):
+        return NotImplemented
+    function: Formula = TABLE.replacements.get(F.cross_entropy, F.cross_entropy)
+    none, all_of_it = (function(*args, label_smoothing=smoothing, **options) for smoothing in (0.0, 1.0))
+    return none * (1 - label_smoothing) + all_of_it * label_smoothing
+
+
 @_of(F.huber_loss)
 def _huber_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", delta: Any = 1.0, weight: Tensor | None = None

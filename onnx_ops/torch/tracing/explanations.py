@@ -260,7 +260,7 @@ def _first_lines(error: BaseException) -> str:
 def _explanation(error: BaseException, where: Locations) -> str | None:
     if isinstance(error, CaptureError):  # raised by a translation
         return str(error)
-    for explain in (_control_flow, _branch, _sparse, _shape_from_data, _specialized, _no_translation, _size):
+    for explain in (_control_flow, _branch, _sparse, _shape_from_data, _specialized, _no_translation, _size, _slice):
         if text := explain(error, where):
             return text
     return None
@@ -372,6 +372,19 @@ def _size(error: BaseException, where: Locations) -> str | None:
         f"{where.module()} does with a dynamic size what only numbers allow{_at(line_of_error(error))}"
         f" ({_first_lines(error)}): as a key, in an array of NumPy, or where it is asked whether it is an int. Pass"
         " what it computes into the step as an argument, or let dynamic_shapes not name that dimension"
+    )
+
+
+def _slice(error: BaseException, where: Locations) -> str | None:
+    """Of a slice such as x[:, 2:3], which has one element only where the size is 3 or more, and is broadcast."""
+    found = re.search(r"size of tensor a \((.*)\) must match the size of tensor b \((.*)\) at", str(error))
+    ends = [int(end) for end in re.findall(r"\bMin\((\d+), s\d+\)", "" if found is None else f"{found[1]} {found[2]}")]
+    if not ends:
+        return None
+    return (
+        f"a slice along a dynamic axis is broadcast{_at(line_of_error(error))}, but may be shorter than it is in the"
+        f" example: say by min={max(ends)} of its torch.export.Dim that the axis is long enough, or let dynamic_shapes"
+        " not name it"
     )
 
 

@@ -335,13 +335,14 @@ def _condition(node: SymNode, file: str, line: int) -> bool:
 def _of_large_sizes(condition: sympy.Basic, shapes: ShapeEnv) -> bool | None:
     """The value for sizes from 2 on of a condition that compares a sum of products of sizes with 0 or 1; else None.
 
-    Quotients, as those of a reshape, are sizes too.
+    Quotients, as those of a reshape, are sizes too, and so is what is at least 0, as the number of differences.
     """
     if not isinstance(condition, sympy.Rel) or condition.rhs not in (0, 1):
         return None
     if not condition.free_symbols <= shapes.size_like | shapes.backed_var_to_val.keys():
         return None
-    number = condition.lhs.xreplace({quotient: sympy.Dummy() for quotient in condition.lhs.atoms(FloorDiv)})
+    derived = (atom for atom in condition.lhs.atoms(FloorDiv, Max) if isinstance(atom, FloorDiv) or 0 in atom.args)
+    number = condition.lhs.xreplace({size: sympy.Dummy() for size in derived})
     sizes = number.free_symbols
     if not number.is_polynomial(*sizes) or any(c.is_negative for c in sympy.Poly(number, *sizes).coeffs()):
         return None
