@@ -575,7 +575,8 @@ x.sort(1)[0]; x.sort(1, descending=True)[0]; x.topk(3, 1)[0]; x.topk(3, 1, large
 x.msort(); x.flip(0); x.roll(1, 0); x.roll((1, 2), (0, 1)); x.t(); x.transpose(0, 1); x.permute(1, 0);
 x.reshape(4, 12); x.view(-1); x.unsqueeze(1); x.squeeze(); x.expand(2, 6, 8); x.repeat(2, 1);
 x.repeat_interleave(2, 1); x.tile(2); x[1]; x[:, 2]; x[1:4, ::2]; x[..., -1]; x[:, None]; x[[0, 2, 2]];
-x[:, [1, 1, 3]]; x[[0, 1, 1], [2, 3, 3]]; x.narrow(1, 2, 3); x.select(0, 1); x.unbind(0)[1]; x.split(2)[1];
+x[:, [1, 1, 3]]; x[[0, 1, 1], [2, 3, 3]];
+x[torch.arange(3).int(), [1, 0, 2]]; x.narrow(1, 2, 3); x.select(0, 1); x.unbind(0)[1]; x.split(2)[1];
 x.chunk(2, 1)[0]; x.tensor_split(3)[2]; x.diagonal(); x.diag(); torch.diag_embed(x); x.tril(); x.triu(1);
 x.unfold(1, 3, 2); torch.cat([x, x * x]); torch.stack([x, x * x], 1); torch.stack([x, x > 0, x.long()]) * x;
 torch.hstack([x, x]); torch.outer(x[0], x[1]);
