@@ -68,6 +68,7 @@ def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = F
         expected = joint.run(start, info)
         outside.first_run_ended()
         halves = _halves(expected)
+        joint.return_freed_memory()
         _repeat(joint, start, expected, halves, info, outside)
     if outside.may_be_a_cache():
         with preserved(joint.model), eager_mode():
@@ -142,6 +143,7 @@ def _repeat(
         if not outside.compare(_with_gradients(expected, half), again):
             return
         del again  # before the next half is computed
+        joint.return_freed_memory()
 
 
 def _state(outputs: Tensors) -> Tensors:

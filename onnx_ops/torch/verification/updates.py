@@ -177,10 +177,11 @@ class Updates:
         another = before._replace(gradients=before.gradients | rolled)
         results = _run(graph, given, another)
         for twin, some in rounds:
-            self._step(twin, some, another)
-            self._share(twin, some, results)
             for member in some:
                 results.pop(NEXT + member.name, None)
+            self._step(twin, some, another, own=True)
+            self._share(twin, some, results)
+        del rolled, another
         return_freed_memory()
         return given | {name.removeprefix(NEXT): as_tensor(array) for name, array in results.items()}
 
@@ -225,12 +226,15 @@ class Updates:
                     results.pop(name, None)
         return largest
 
-    def _step(self, twin: _Twin, members: Iterable[Member], before: _Before) -> dict[str, torch.nn.Parameter]:
-        """The parameters after a step of the optimizer."""
+    def _step(
+        self, twin: _Twin, members: Iterable[Member], before: _Before, *, own: bool = False
+    ) -> dict[str, torch.nn.Parameter]:
+        """The parameters after a step of the optimizer; with `own` it may change the gradients in their memory."""
         copies = {}
         for member in members:
             copies[member.name] = torch.nn.Parameter(before.values[member.name].clone())
-            copies[member.name].grad = before.gradients[member.name].clone()
+            gradient = before.gradients[member.name]
+            copies[member.name].grad = gradient if own else gradient.clone()
         if before.total is not None and (clip := self._update.clip_grad_norm) is not None:
             torch.nn.utils.clip_grads_with_norm_(list(copies.values()), clip, before.total)
         if not before.infinite:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import onnx
 import onnxruntime as ort
+import torch
 
 from onnx_ops.core.step_format import (
     CONDITION_NUMBERS,
@@ -45,8 +46,12 @@ DRAWS = 8
 
 
 def _plain_session(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.InferenceSession:
-    """A session of function bodies without optimization, as onnxruntime's fusions round some factors to float32."""
+    """A session of function bodies without optimization, as onnxruntime's fusions round some factors to float32.
+
+    In the order of priorities fewer results of function bodies, as of convolutions, are in memory at one time.
+    """
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     return ort.InferenceSession(link(model).SerializeToString(), options)
 
 
@@ -135,24 +140,40 @@ class Verification:
         try:
             compare("outputs", got, theirs, self._tolerance)
         except CaptureError as refused:
-            exact = self._in_double(values, theirs)
+            exact = self._in_double(_wide(values), values, theirs)
             if exact is None:
                 raise
             rounded = {name: array.astype(theirs[name].dtype) for name, array in exact.items()}
             if not _agree(got, rounded, self._tolerance) and not self._is_rounding(got, theirs, exact, values):
                 raise refused from None
 
-    def _in_double(self, values: Tensors, names: Collection[str]) -> Arrays | None:
-        """PyTorch's outputs with all floating tensors in float64; None if the model or the loss fails in float64."""
+    def _in_double(self, wide: Tensors, values: Tensors, names: Collection[str]) -> Arrays | None:
+        """PyTorch's outputs with all floating tensors in float64; None if the model or the loss fails in float64.
+
+        Args:
+            wide: state and arguments in float64; the loss may change the parameters in their memory. It is emptied.
+            values: the state in its own dtypes, for code that reads parameters by other references.
+            names: of the outputs.
+        """
         differentiated = [name.removeprefix(GRADIENT) for name in names if name.startswith(GRADIENT)]
-        wide = _wide(values)
-        rounded = {name: wide[name].to(own.dtype, copy=True) for name, own in self._joint.state().items()}
+        own = self._joint.parameters.keys()
         try:
-            with preserved(self._joint.model), eager_mode(), self._joint.with_parameters(rounded), Float64Computation():
-                found = self._joint.run(wide, RunInfo(), differentiated=differentiated)
-                return {name: to_array(found[name]) for name in names}
+            with preserved(self._joint.model), eager_mode(), self._joint.with_parameters(values), Float64Computation():
+                found = self._joint.run(wide, RunInfo(), own=own, differentiated=differentiated)
+                return {name: to_array(found.pop(name)) for name in names}  # each is freed once it is copied
         except Exception:  # the user's code requires another dtype
             return None
+        finally:
+            wide.clear()
+            self._joint.return_freed_memory()
+
+    def _near(self, values: Tensors, names: Collection[str], seed: int) -> Arrays | None:
+        """PyTorch's outputs in float64 for state and arguments that differ from these by more than rounding."""
+        self._joint.return_freed_memory()
+        wide = _wide(values)
+        for name, tensor in disturbances(wide, DISTURBANCE, seed):
+            wide[name] = tensor  # in place of the one before, which is not needed any more
+        return self._in_double(wide, values, names)
 
     def _wide_graph(self, names: frozenset[str]) -> Graph:
         """The graph of these outputs in float64."""
@@ -167,7 +188,7 @@ class Verification:
         if not self._is_exact(exact, values):
             return False
         for seed in range(DRAWS):
-            near = self._in_double(dict(disturbances(_wide(values), DISTURBANCE, seed)), exact) or exact
+            near = self._near(values, exact, seed) or exact
             if _agree(got, exact, rounding(theirs, near, exact)):
                 return True
             del near  # before the next ones are computed
@@ -192,7 +213,8 @@ def _check_dtypes(got: Arrays, wanted: Arrays) -> None:
 
 
 def _wide(values: Tensors) -> Tensors:
-    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in values.items()}
+    """Copies of floating tensors in float64, other tensors as they are."""
+    return {n: t.to(torch.float64, copy=True) if t.is_floating_point() else t for n, t in values.items()}
 
 
 def _agree(got: Arrays, wanted: Arrays, tolerance: Tolerance | None = None) -> bool:
