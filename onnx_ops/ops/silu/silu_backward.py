@@ -15,9 +15,10 @@ from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Loop
-from onnx_ops.loops.primitives import ONE, exp_parts, fma
+from onnx_ops.loops.primitives import ONE, choose, exp_excess_parts, exp_parts, fma
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.elementwise import Number, elementwise
+from onnx_ops.ops.extremes import EXP_LIMIT
 from onnx_ops.ops.mirrored import bounded, bounded_size, gradient, reference_gradient, store_gradient
 
 SIGNATURE = Signature(
@@ -93,9 +94,21 @@ def silu_backward(grad: Number, x: Number, far: Number) -> Number:
     return gradient(grad, x, value, first, second, side * fma(-a, side, ONE))
 
 
+@elementwise(0, 1, parameters=(1,), exact=silu_backward)
+def silu_backward_of_floats(grad: Number, x: Number, far: Number) -> tuple[Number, bool]:
+    """`silu_backward` in float32, where the decay is a normal number."""
+    a = abs(x)
+    excess, power = exp_excess_parts(-a)
+    decay = fma(power, excess, power)
+    side = ONE / (ONE + decay)
+    mirrored = decay * (side * fma(-a, side, ONE))
+    return grad * choose(x < 0, mirrored, ONE - mirrored), not a < EXP_LIMIT
+
+
 def kernel(call: Call) -> Loop:
     compute = computing_type(call)
-    return Loop(SIGNATURE.space, compute, silu_backward, parameters=(far_of(compute),))
+    core = silu_backward if compute == TensorProto.DOUBLE else silu_backward_of_floats
+    return Loop(SIGNATURE.space, compute, core, parameters=(far_of(compute),))
 
 
 def body(b: Body) -> None:
