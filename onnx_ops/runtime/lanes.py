@@ -17,6 +17,7 @@ from onnx_ops.runtime.native import (
     DOUBLE,
     FLOAT,
     FLOAT16,
+    MANY_REGISTERS,
     OPTIONS,
     WORD,
     implement,
@@ -28,6 +29,8 @@ from onnx_ops.runtime.pointers import element_at, load, pointer_at, store
 
 QUAD = 4
 """Elements of each row per step."""
+WIDE = 2 * QUAD if MANY_REGISTERS else QUAD
+"""Places whose sums are held in registers at once."""
 TURNED = [k + QUAD * lane for k in range(QUAD) for lane in range(QUAD)]
 """Indices that transpose a QUAD x QUAD block."""
 
@@ -339,22 +342,28 @@ def _correlating(width: int) -> Any:
     return correlating
 
 
-_correlate_quad, _correlate_one = _correlating(QUAD), _correlating(1)
+_correlate_wide, _correlate_quad, _correlate_one = _correlating(WIDE), _correlating(QUAD), _correlating(1)
 
 
 @overload(tiles.correlate, jit_options=OPTIONS)
 def _correlate(a, b, a_places, b_places, terms, rows, columns, b_row, b_step, out, place, out_row, out_step):
     def implementation(a, b, a_places, b_places, terms, rows, columns, b_row, b_step, out, place, out_row, out_step):
-        whole = columns - columns % QUAD
+        # The last step of a row overlaps the one before.
+        whole = columns - columns % WIDE
+        if columns > WIDE and columns - whole > QUAD:
+            whole = columns
         for i in range(rows):
             ahead, at = i * b_row, place + i * out_row
-            for j in range(0, whole, QUAD):
+            for first in range(0, whole, WIDE):
+                j = min(first, columns - WIDE)
                 begin, target = ahead + j * b_step, at + j * out_step
-                _correlate_quad(a, b, a_places, b_places, terms, begin, b_step, out, target, out_step)
-            if columns >= QUAD and whole < columns:  # overlaps the previous step
-                begin, target = ahead + (columns - QUAD) * b_step, at + (columns - QUAD) * out_step
-                _correlate_quad(a, b, a_places, b_places, terms, begin, b_step, out, target, out_step)
-            elif whole < columns:
+                _correlate_wide(a, b, a_places, b_places, terms, begin, b_step, out, target, out_step)
+            if columns >= QUAD:
+                for first in range(whole, columns, QUAD):
+                    j = min(first, columns - QUAD)
+                    begin, target = ahead + j * b_step, at + j * out_step
+                    _correlate_quad(a, b, a_places, b_places, terms, begin, b_step, out, target, out_step)
+            else:
                 for j in range(columns):
                     begin, target = ahead + j * b_step, at + j * out_step
                     _correlate_one(a, b, a_places, b_places, terms, begin, b_step, out, target, out_step)

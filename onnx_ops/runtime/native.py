@@ -21,6 +21,8 @@ if config.DISABLE_JIT:
 target.select()
 FEATURES = frozenset(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
 """Features of the target processor by LLVM's names, each prefixed with + or -."""
+MANY_REGISTERS = "+avx512f" in FEATURES
+"""Whether it has 32 vector registers, not 16."""
 if binding.llvm_version_info < (20,) and "+f16c" not in FEATURES and binding.get_process_triple().startswith("x86_64"):
     raise ImportError("this processor has no float16 instructions (F16C); install Numba 0.62 or newer")
 

@@ -15,15 +15,13 @@ from onnx_ops.loops.memory import LANES
 from onnx_ops.loops.tiles import PANEL, ROWS
 from onnx_ops.runtime.lanes import alignment, plus_product
 from onnx_ops.runtime.native import (
-    FEATURES,
+    MANY_REGISTERS,
     WORD,
     implement,
     repeated,
     shuffled,
 )
 from onnx_ops.runtime.pointers import element_at, load, store
-
-MANY_REGISTERS = "+avx512f" in FEATURES
 
 
 def _part_of(number: Any) -> tuple[int, int]:
