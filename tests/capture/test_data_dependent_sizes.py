@@ -337,3 +337,93 @@ def test_one_row_for_which_batch_norm_fails_is_refused() -> None:
     np.testing.assert_allclose(loss, normalized(model, x, torch.tensor([2, 1, 1, 2])).detach(), rtol=1e-5)
     with pytest.raises(StepError, match=r"reads 1 from tensors\. The step is valid only for Ne\(a number, 1\)"):
         trainer.step(x=x.numpy(), labels=np.array([2, 1, 2, 2]))
+
+
+EXTREMES: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda rows: rows.max(),
+    "min": lambda rows: rows.min(),
+    "max along rows": lambda rows: rows.max(0).values.sum(),
+    "argmin": lambda rows: rows[rows[:, 0].argmin()].sum(),
+    "nanmedian along rows": lambda rows: rows.nanmedian(0).values.sum(),
+    "quantile": lambda rows: rows.quantile(0.3),
+    "transform": lambda rows: torch.fft.rfft(rows, dim=1).abs().sum(),
+}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+def test_no_rows_for_which_pytorch_raises_an_error_are_refused(name: str) -> None:
+    """The number of rows, and that of rows but one, of which one sample has none."""
+
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        return EXTREMES[name](model(x)[labels == 1]) + EXTREMES[name](model(x)[1:])
+
+    torch.manual_seed(0)
+    model = nn.Linear(5, CLASSES)
+    capture = gradients(model, loss, (torch.randn(4, 5), torch.tensor([1, 1, 2, 1])), dynamic_shapes=(ROWS, ROWS))
+    trainer = Trainer(capture, check_finite=False)
+    x, labels = torch.randn(3, 5), torch.tensor([2, 1, 0])
+    found = trainer.step(x=x.numpy(), labels=labels.numpy())["loss"]
+    np.testing.assert_allclose(found, loss(model, x, labels).detach(), rtol=1e-5)
+    with pytest.raises(StepError, match=r"test_data_dependent_sizes\.py, line \d+ .*reads 0 from tensors"):
+        trainer.step(x=x.numpy(), labels=np.array([2, 2, 0]))
+    with pytest.raises(StepError, match="rows >= 2"):
+        trainer.step(x=np.ones((1, 5), np.float32), labels=np.array([1]))
+
+
+@pytest.mark.parametrize("example", [[2, 0, 0, 1], [2, 2, 0, 2]])
+def test_pairs_of_no_rows(example: list[int]) -> None:
+    """PyTorch's gradient of their distances, which the capture is compared with, would end the process."""
+
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        rows = model(x)[labels == 2]
+        return functional.pdist(rows[labels[labels == 2] > len(example)]).sum() + functional.pdist(rows).exp().sum()
+
+    torch.manual_seed(0)
+    model = nn.Linear(5, CLASSES)
+    capture = gradients(model, loss, (torch.randn(4, 5), torch.tensor(example)))
+    trainer = Trainer(capture)
+    x = torch.randn(4, 5)
+    for labels in ([2, 2, 0, 2], [0, 2, 0, 0], [0, 0, 0, 0]):
+        rows = model(x)[torch.tensor(labels) == 2].detach()
+        wanted = sum(float((a - b).norm().exp()) for i, a in enumerate(rows) for b in rows[:i])
+        found = trainer.step(x=x.numpy(), labels=np.array(labels))
+        np.testing.assert_allclose(found["loss"], wanted, rtol=1e-5)
+
+
+def test_a_median_of_no_elements_that_are_numbers() -> None:
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        return model(x)[labels == 2].nanmedian()
+
+    model = nn.Linear(5, CLASSES)
+    capture = gradients(model, loss, (torch.randn(4, 5), torch.tensor([2, 2, 0, 1])))
+    trainer = Trainer(capture, check_finite=False)
+    x = torch.randn(4, 5)
+    for labels in ([2, 2, 0, 2], [0, 0, 0, 0]):
+        found = trainer.step(x=x.numpy(), labels=np.array(labels))["loss"]
+        np.testing.assert_allclose(found, loss(model, x, torch.tensor(labels)).detach(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("offsets", "came"), [([0, 2, 6], "reads 6, 5"), ([1, 3], "reads 1")])
+def test_bags_with_other_indices_than_there_are_are_refused(offsets: list[int], came: str) -> None:
+    def loss(model: nn.Module, ids: Tensor, offsets: Tensor) -> Tensor:
+        return model(ids, offsets).square().sum()
+
+    model = nn.EmbeddingBag(6, 2)
+    example = torch.arange(6), torch.tensor([0, 2, 4])
+    trainer = Trainer(gradients(model, loss, example, dynamic_shapes=({0: Dim("ids")}, {0: Dim("bags")})))
+    ids, starts = torch.tensor([1, 5, 2, 0, 1]), torch.tensor([0, 0, 5])
+    found = trainer.step(ids=ids.numpy(), offsets=starts.numpy())["loss"]
+    np.testing.assert_allclose(found, loss(model, ids, starts).detach(), rtol=1e-5)
+    with pytest.raises(StepError, match=came):
+        trainer.step(ids=ids.numpy(), offsets=np.array(offsets))
+
+
+def test_grids_of_another_number_of_images_are_refused() -> None:
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        theta = model(x)[labels == 1].reshape(-1, 2, 3)
+        return functional.affine_grid(theta, [2, 1, 3, 3], align_corners=False).square().sum()
+
+    trainer = Trainer(gradients(nn.Linear(5, 6), loss, (torch.randn(3, 5), torch.tensor([1, 0, 1]))))
+    trainer.step(x=np.ones((3, 5), np.float32), labels=np.array([1, 1, 2]))
+    with pytest.raises(StepError, match="reads 3 from tensors"):
+        trainer.step(x=np.ones((3, 5), np.float32), labels=np.array([1, 1, 1]))

@@ -1,8 +1,8 @@
 """The table of PyTorch's operators: what each becomes on its way to ONNX. The files in `operators/` fill it.
 
 A captured function passes through the table in this order: `replacements` while it runs in PyTorch,
-`second_derivatives` where gradients are differentiated again, `draws` where it draws random numbers, `checks` and
-`decompositions` while make_fx traces it, `complex_numbers` where the trace has some, `translations` when the trace is
+`second_derivatives` where gradients are differentiated again, `draws` where it draws random numbers, `requirements`,
+`checks` and `decompositions` while make_fx traces it, `complex_numbers` where the trace has some, `translations` when the trace is
 exported, `rewrites` when the nodes are simplified.
 """
 
@@ -38,6 +38,7 @@ class Table:
         draws: operators that draw random numbers, and functions of a Generator and the operator's arguments.
         checks: operators that raise an error for some data, and functions from their arguments to a tensor that is 0
             where they do not, and what it is called in messages; or None for a call that raises none.
+        requirements: operators that raise an error for some sizes, and functions of their arguments that require others.
         float64_nodes: ONNX operators without a float64 kernel in onnxruntime, and functions from inputs and attributes
             to nodes that have one.
         complex_numbers: operators without overload, and functions that compute them for Pairs of real tensors.
@@ -52,6 +53,7 @@ class Table:
     translations: Entries = field(default_factory=dict)
     draws: Entries = field(default_factory=dict)
     checks: Entries = field(default_factory=dict)
+    requirements: Entries = field(default_factory=dict)
     float64_nodes: Entries = field(default_factory=dict)
     complex_numbers: Entries = field(default_factory=dict)
     rewrites: Entries = field(default_factory=dict)
@@ -168,6 +170,11 @@ def draws(*operators: Any) -> Callable[[Function], Function]:
 def checks(*operators: Any) -> Callable[[Function], Function]:
     """Refuse a step in which the first result of the decorated function, of an operator's arguments, is not 0."""
     return _enters(TABLE.checks, operators)
+
+
+def requires(*operators: Any) -> Callable[[Function], Function]:
+    """Run the decorated function, of an operator's arguments, which requires sizes, before the operator."""
+    return _enters(TABLE.requirements, operators)
 
 
 def computes_float64(*op_types: str) -> Callable[[Function], Function]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onnx_ops.torch.base.table import replaces
+from onnx_ops.torch.base.table import corrects, replaces
+from onnx_ops.torch.operators.sizes_as_data import triu_indices
 
 MANY_ROWS = 25
 """With more rows than this, PyTorch computes Euclidean distances by a product of matrices. That product is less
@@ -27,8 +28,14 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_f
 
 @replaces(torch.pdist)
 def _pdist(input: Tensor, p: float = 2.0) -> Tensor:
-    first, second = torch.triu_indices(input.shape[0], input.shape[0], 1, device=input.device)
+    first, second = triu_indices(input.shape[0], input.shape[0], 1, device=input.device)
     return _norm(input.index_select(0, first) - input.index_select(0, second), p)
+
+
+@corrects(torch.pdist)
+def _pdist_of_rows(input: Tensor, p: float = 2.0) -> Tensor:
+    """PyTorch's gradient of no rows is a division by 0 on CPUs, which ends the process."""
+    return torch.pdist(input, p) if input.shape[0] else _pdist(input, p)
 
 
 def _norm(difference: Tensor, p: float) -> Tensor:

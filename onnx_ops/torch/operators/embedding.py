@@ -95,6 +95,9 @@ def _embedding_bag(
     if offsets is None:  # each row of the input is a bag
         members = counts
     else:
+        # PyTorch raises an error for others; there may be no bags.
+        torch._check(offsets[:1].sum().item() == 0)
+        torch._check(torch.cat([offsets, offsets.new_zeros(1)]).amax().item() <= input.shape[0])
         starts = offsets[:-1] if include_last_offset else offsets
         order = torch.arange(input.shape[0], device=input.device)
         bags = (order.unsqueeze(1) >= starts).sum(1) - 1

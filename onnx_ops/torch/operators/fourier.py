@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.pairs import Pair
-from onnx_ops.torch.base.table import on_pairs, replaces
+from onnx_ops.torch.base.requirements import require_elements
+from onnx_ops.torch.base.table import on_pairs, replaces, requires
 
 aten = torch.ops.aten
 
@@ -222,6 +223,12 @@ def _normalized(z: Any, sizes: Sequence[Size], normalization: int) -> Any:
 def _along(z: Pair, axis: int, sign: int) -> Pair:
     moved = _both(z, lambda part: part.movedim(axis, -1))
     return _both(_transform(moved, moved.real.shape[-1], sign), lambda part: part.movedim(-1, axis))
+
+
+@requires(aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)
+def _requires_elements(self: Tensor, *_: Any) -> None:
+    """The library that PyTorch calls has no transforms of no numbers, not even of no rows."""
+    require_elements(self)
 
 
 @on_pairs(aten._fft_c2c)

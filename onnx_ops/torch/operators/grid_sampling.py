@@ -26,6 +26,7 @@ def _affine_grid_generator(theta: Tensor, size: Sequence[int], align_corners: bo
     Its decomposition rounds in another order. At the pixels of an image, where a theta that is the identity samples it,
     the gradient of samples jumps.
     """
+    torch._check(theta.shape[0] == size[0])
     space = size[2:]
     rank = len(space)
     lines = [

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.return_types import kthvalue, median, nanmedian
 
+from onnx_ops.torch.base.requirements import require_elements
 from onnx_ops.torch.base.table import replaces
 
 
@@ -31,7 +32,8 @@ class _MedianOfAll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, without_nan: bool) -> Tensor:
-        found = _median_along(input, 0, without_nan)[0].squeeze(0)
+        given = torch.cat([input, input.new_full((1,), math.nan)]) if without_nan else input  # NaN of no elements
+        found = _median_along(given, 0, without_nan)[0].squeeze(0)
         ctx.save_for_backward(input, found)
         return found
 
@@ -77,6 +79,7 @@ def _nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False) -> 
 def _medians(input: Tensor, dim: int | None, keepdim: bool, without_nan: bool) -> Any:
     if dim is None:
         return _MedianOfAll.apply(input.reshape(-1), without_nan)
+    require_elements(input, [dim])
     found = _median_along(input, dim, without_nan)
     kind = nanmedian if without_nan else median
     return kind(found if keepdim or not input.dim() else tuple(part.squeeze(dim) for part in found))
@@ -101,6 +104,7 @@ def _quantiles(input: Tensor, q: Any, dim: int | None, keepdim: bool, interpolat
     if not any(map(is_symbolic, input.shape)) or not input.dim():
         function = torch.nanquantile if without_nan else torch.quantile
         return function(input, q, dim, keepdim, interpolation=interpolation)
+    require_elements(input, None if dim is None else [dim])
     places = torch.as_tensor(q, dtype=input.dtype, device=input.device)
     rows = input.reshape(-1) if dim is None else input.movedim(dim, -1)
     isnan = rows.isnan()

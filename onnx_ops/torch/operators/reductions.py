@@ -14,8 +14,9 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.torch.base.nodes import integers, is_standard, number, op
+from onnx_ops.torch.base.requirements import require_elements
 from onnx_ops.torch.base.sizes import may_be_zero
-from onnx_ops.torch.base.table import decomposes, replaces, translates
+from onnx_ops.torch.base.table import decomposes, replaces, requires, translates
 from onnx_ops.torch.operators.recurrences import dtype_of_products, running_products
 
 aten = torch.ops.aten
@@ -145,6 +146,21 @@ def _wrapping_sum(x: Any, axes: Sequence[int], rank: int) -> Any:
         x = op.MatMul(rows, op.Expand(op.Constant(value_int=1), op.Gather(sizes, integers([axis]), axis=0)))
         rank -= 1
     return x
+
+
+@requires(
+    aten.max.default,
+    aten.max.dim,
+    aten.min.default,
+    aten.min.dim,
+    aten.amax.default,
+    aten.amin.default,
+    aten.argmax.default,
+    aten.argmin.default,
+)
+def _requires_elements(self: Tensor, dim: int | Sequence[int] | None = None, *_: bool, **__: bool) -> None:
+    """PyTorch raises an error for the extremes of no elements, where onnxruntime's are infinite, or fail."""
+    require_elements(self, [dim] if isinstance(dim, int) else dim or None)
 
 
 def _any_nan(x: Any, axes: Any, keepdims: int) -> tuple[Any, Any]:

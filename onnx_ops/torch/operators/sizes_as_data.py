@@ -127,7 +127,7 @@ def _tril_indices(row: Any, col: Any, offset: int = 0, *, dtype: torch.dtype = t
 
 
 @replaces(torch.triu_indices)
-def _triu_indices(row: Any, col: Any, offset: int = 0, *, dtype: torch.dtype = torch.int64, **options: Any) -> Tensor:
+def triu_indices(row: Any, col: Any, offset: int = 0, *, dtype: torch.dtype = torch.int64, **options: Any) -> Tensor:
     if not is_symbolic(row) and not is_symbolic(col):
         return torch.triu_indices(row, col, offset, dtype=dtype, **options)
     return torch.ones(row, col, dtype=torch.bool).triu(offset).nonzero().T.to(dtype)

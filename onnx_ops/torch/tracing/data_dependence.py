@@ -233,6 +233,8 @@ class DataDependence(TorchDispatchMode):
     ) -> Any:
         if func is CHECK:
             return self._check(args[0], f"the info of {args[1]}")
+        if func in TABLE.requirements:
+            TABLE.requirements[func](*args, **(kwargs or {}))
         if func in TABLE.checks and (info := TABLE.checks[func](*args, **(kwargs or {}))) is not None:
             self._check(*info)
         if func is READ and (size := self._of_sizes.number(args[0])) is not None:
