@@ -289,6 +289,36 @@ def test_conditions_on_constants_are_none() -> None:
     assert not [value.name for value in capture.model.graph.output if value.name.startswith("condition")]
 
 
+def _marked(marks: Tensor, place: Any) -> Tensor:
+    marks[place] = 0
+    return marks
+
+
+def _marked_in_a_row(marks: Tensor, place: Any) -> Tensor:
+    marks.view(2, 2)[place // 2, :1].zero_()
+    return marks
+
+
+@pytest.mark.parametrize("mark", [_marked, _marked_in_a_row])
+def test_constants_that_are_written_to_at_places_in_data(mark: Callable[[Tensor, Any], Tensor]) -> None:
+    """Code then branches on data."""
+
+    def marked(model: nn.Module, x: Tensor) -> Tensor:
+        marks = mark(torch.ones(4), int(model(x)[0].argmax()))
+        scale = 2 if marks[0] > 0 else 3
+        return model(x).square().sum() * marks.sum() * scale + marks[: int(marks.sum())].sum()
+
+    model, x = nn.Linear(4, 4), torch.eye(4)
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(4)), model.bias.zero_()
+    trainer = Trainer(gradients(model, marked, (x.flip(0),), specialize=True))
+    for example in (x.flip(0), x[[2, 0, 1, 3]]):
+        found = trainer.step(x=example.numpy())["loss"]
+        np.testing.assert_allclose(found, marked(model, example).detach(), rtol=1e-6)
+    with pytest.raises(StepError, match=r"test_conditions\.py, line \d+ \(scale = .* reads False from tensors"):
+        trainer.step(x=x.numpy())
+
+
 def test_comparisons_of_whole_tensors() -> None:
     def compared(model: nn.Module, x: Tensor) -> Tensor:
         torch._check_tensor_all(x < 100)  # as in transformers, of the number of image tokens

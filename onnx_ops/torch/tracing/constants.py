@@ -11,11 +11,14 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.types import py_sym_types
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from onnx_ops.torch.tracing.effects import storages, written
 
 MAX_NUMEL = 1 << 20
 """Maximal number of elements of a tensor whose values are computed while tracing."""
@@ -31,13 +34,16 @@ class Constants(TorchDispatchMode):
     """A mode in which constants have values: tensors created from numbers, or found in closures and attributes.
 
     The operators on them are recorded all the same. FakeTensorMode propagates values from operator to operator and
-    drops them when unknown values are written to their memory, but does not have those of the tensors above.
+    drops them when unknown values are written to their memory, but does not have those of the tensors above. Nor does
+    it drop them when such a part of them is written to that it does not know the values of, as one at a place in data.
     """
 
     def __init__(self, fakes: FakeTensorMode) -> None:
         super().__init__()
         self._fakes = fakes
         self._outside = WeakTensorKeyDictionary()
+        self._parts: dict[int, tuple[StorageWeakRef, torch.Tensor]] = {}
+        """Known values of which a part is a FakeTensor without values, by its storage."""
         self._limit = contextlib.ExitStack()
 
     def __enter__(self) -> Constants:
@@ -75,7 +81,19 @@ class Constants(TorchDispatchMode):
                     self._fakes.fake_tensor_converter.invalidate_constant_aliases(fake.constant)
         elif not given and computable and made and result is made[0]:
             self._record(result, _computed(func, args, kwargs))
+        self._note_parts(given, made)
+        if self._parts:
+            for key in storages(written(func, args, kwargs)).keys() & self._parts.keys():
+                self._fakes.fake_tensor_converter.invalidate_constant_aliases(self._parts.pop(key)[1])
         return result
+
+    def _note_parts(self, given: Sequence[torch.Tensor], made: Sequence[FakeTensor]) -> None:
+        """Note the results of an operator that are parts of known tensors, but have no values."""
+        known = [(tensor, value) for tensor in given if (value := self._value(tensor)) is not None]
+        parts = storages(fake for fake in made if fake.constant is None) if known else {}
+        for tensor, value in known if parts else ():
+            for key in storages([self._outside.get(tensor, tensor)]).keys() & parts.keys():
+                self._parts[key] = parts[key], value
 
     def enter(self, fake: FakeTensor, value: torch.Tensor) -> None:
         """Record the values of an input of the step that is a constant, if it is so small that code may read it."""
