@@ -427,3 +427,20 @@ def test_grids_of_another_number_of_images_are_refused() -> None:
     trainer.step(x=np.ones((3, 5), np.float32), labels=np.array([1, 1, 2]))
     with pytest.raises(StepError, match="reads 3 from tensors"):
         trainer.step(x=np.ones((3, 5), np.float32), labels=np.array([1, 1, 1]))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_another_number_of_channels_than_a_convolution_has_is_refused(rank: int) -> None:
+    """Of an image without a batch, whose channels are rows."""
+
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        return model(x[labels == 1]).square().sum()
+
+    torch.manual_seed(0)
+    model = [nn.Conv1d, nn.ConvTranspose2d, nn.Conv3d][rank - 1](2, 2, 2)
+    trainer = Trainer(gradients(model, loss, (torch.randn(3, *[3] * rank), torch.tensor([1, 0, 1]))))
+    x, labels = torch.randn(3, *[3] * rank), torch.tensor([1, 1, 2])
+    found = trainer.step(x=x.numpy(), labels=labels.numpy())["loss"]
+    np.testing.assert_allclose(found, loss(model, x, labels).detach(), rtol=1e-5)
+    with pytest.raises(StepError, match=r"test_data_dependent_sizes\.py, line \d+ .*reads 3 from tensors"):
+        trainer.step(x=x.numpy(), labels=np.array([1, 1, 1]))

@@ -2,8 +2,8 @@
 
 A captured function passes through the table in this order: `replacements` while it runs in PyTorch,
 `second_derivatives` where gradients are differentiated again, `draws` where it draws random numbers, `requirements`,
-`checks` and `decompositions` while make_fx traces it, `complex_numbers` where the trace has some, `translations` when the trace is
-exported, `rewrites` when the nodes are simplified.
+`checks` and `decompositions` while make_fx traces it, `complex_numbers` where the trace has some, `translations` when
+the trace is exported, `rewrites` when the nodes are simplified.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Table:
         draws: operators that draw random numbers, and functions of a Generator and the operator's arguments.
         checks: operators that raise an error for some data, and functions from their arguments to a tensor that is 0
             where they do not, and what it is called in messages; or None for a call that raises none.
-        requirements: operators that raise an error for some sizes, and functions of their arguments that require others.
+        requirements: operators that raise an error for some sizes, and functions of their arguments that require
+            others.
         float64_nodes: ONNX operators without a float64 kernel in onnxruntime, and functions from inputs and attributes
             to nodes that have one.
         complex_numbers: operators without overload, and functions that compute them for Pairs of real tensors.

@@ -58,6 +58,7 @@ def lowered(graph: GraphModule, registry: ONNXRegistry, mode: FakeTensorMode) ->
         decompositions = decompositions_of(registry)
         for module in _graphs(graph):
             _enter_constants(module)
+            _enter_sizes(module)
             multiply_sparse(module)
             refine_sigmoids(module)
             _decompose(module, decompositions)
@@ -86,6 +87,21 @@ def _enter_constants(module: GraphModule) -> None:
         constant = operator.attrgetter(node.target)(module)
         if isinstance(constant, torch.Tensor):
             node.meta["val"] = constant
+
+
+def _enter_sizes(module: GraphModule) -> None:
+    """Make integers of sizes that are symbols which have to be numbers: translations take them for dynamic sizes.
+
+    But for those of tensors whose sizes are measured, as a condition that they are these numbers does.
+    """
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        measured = any(user.target is torch.ops.onnx_ops.measured_size.default for user in node.users)
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and not measured:
+            known = [is_symbolic(size) and size.node.expr.is_number for size in value.shape]
+            if any(known):
+                shape = [int(size) if whole else size for size, whole in zip(value.shape, known, strict=True)]
+                node.meta["val"] = value.new_empty_strided(shape, value.stride())
 
 
 def _decompose(module: GraphModule, decompositions: Decompositions) -> None:

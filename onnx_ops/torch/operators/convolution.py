@@ -16,7 +16,7 @@ from torch import Tensor
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.nodes import Extent, aclnn, integers, number, op, replace_node, sizes, taps
-from onnx_ops.torch.base.table import computes_float64, differentiates, rewrites, translates
+from onnx_ops.torch.base.table import computes_float64, differentiates, requires, rewrites, translates
 
 aten = torch.ops.aten
 
@@ -107,6 +107,13 @@ def _window(
 
 def _each(values: Sequence[int], rank: int) -> list[int]:
     return list(values) * rank if len(values) == 1 else list(values)
+
+
+@requires(aten.convolution.default)
+def _requires_channels(input: Tensor, weight: Tensor, *settings: Any) -> None:
+    """Those of the kernel, which PyTorch's trace does not require of a transposed convolution."""
+    *_, transposed, _, groups = settings
+    torch._check(input.shape[1] == (weight.shape[0] if transposed else weight.shape[1] * groups))
 
 
 @translates(aten.convolution.default)
