@@ -164,8 +164,9 @@ OF_LARGE_MODELS = [
 
 @pytest.mark.parametrize("name", OF_LARGE_MODELS)
 def test_faults_of_large_models_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose updates and gradients are compared in parts."""
+    """Whose updates and gradients are compared in parts, and updates one row at a time."""
     monkeypatch.setattr(updates, "LARGE_UPDATE", 0)
+    monkeypatch.setattr(updates, "SLICE", 0)
     monkeypatch.setattr(trials, "KEPT", 0)
     check_fault(name, monkeypatch)
 
@@ -249,6 +250,30 @@ def test_large_updates_are_computed_in_parts(name: str, changes: bool, monkeypat
     computed = [{value.name for value in graph.graph.output} for graph in graphs]
     for parameter in ("layer.weight", "layer.bias", "scale"):
         assert sum(f"next.{parameter}" in names for names in computed) == 1
+
+
+@pytest.mark.parametrize(("optimizer", "sliced"), [(torch.optim.AdamW, True), (torch.optim.Adafactor, False)])
+def test_elementwise_updates_are_compared_in_slices(
+    optimizer: Callable[..., torch.optim.Optimizer], sliced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the state of an optimizer that has made a step; the update of Adafactor has norms."""
+    models: list[onnx.ModelProto] = []
+
+    def counted(model: onnx.ModelProto) -> verify.Graph:
+        models.append(model)
+        return verify.Graph(model)
+
+    monkeypatch.setattr(updates, "LARGE_UPDATE", 0)
+    monkeypatch.setattr(updates, "SLICE", 0)
+    monkeypatch.setattr(updates, "Graph", counted)
+    model = nn.Linear(4, 3)
+    of_model = optimizer(model.parameters(), 0.1)
+    batch = torch.randn(8, 4), torch.randint(3, (8,))
+    classified(model, *batch).backward()
+    of_model.step()
+    training_step(model, classified, batch, of_model)
+    sizes = [v.type.tensor_type.shape.dim[0].dim_param for m in models for v in m.graph.input if v.name == "weight"]
+    assert sizes == ["rows" if sliced else ""]
 
 
 @pytest.mark.full

@@ -199,6 +199,7 @@ def _run_trial(
             if not comparable(expected, halves[0]):
                 return None
             del expected  # before those of the other half
+            joint.return_freed_memory()
             expected = run(make(), RunInfo(), info.changed, half=half)
     except CaptureError:
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -31,6 +31,13 @@ LARGE_UPDATE = 2**26
 """Bytes of results of an update above which they are computed for some parameters at a time."""
 PARTS = 32
 """Parts of such an update."""
+SLICE = 2**20
+"""Bytes of a parameter whose update is compared at a time, if it is elementwise."""
+ELEMENTWISE = {
+    *("Abs", "Add", "Cast", "Clip", "Div", "Equal", "Greater", "IsNaN", "Less", "Max", "Min", "Mul", "Neg", "Pow"),
+    *("Reciprocal", "Sign", "Sqrt", "Sub", "Where", "ApplyAdamW", "FusedSgd"),
+}
+"""Operators of updates whose result has at each place what they compute of the elements there, and of scalars."""
 
 
 class _Part(NamedTuple):
@@ -39,10 +46,12 @@ class _Part(NamedTuple):
     Attributes:
         graph: computes them from parameters, state and gradients; None if the graph of the step does.
         rounds: the parameters, with the twin of their optimizer.
+        slices: rows of a single parameter whose results are computed at a time; None for all of them.
     """
 
     graph: Graph | None
     rounds: list[_Round]
+    slices: Sequence[slice | None]
 
 
 class _Before(NamedTuple):
@@ -78,7 +87,7 @@ class Updates:
         for member in self._plan.members:
             members.setdefault(self._plan.groups[member.group].optimizer, []).append(member)
         twins = [_Twin(optimizer, found, joint) for optimizer, found in members.items()]
-        self._parts = [_Part(None, [(twin, some) for twin in twins for some in twin.rounds])]
+        self._parts = [_Part(None, [(twin, some) for twin in twins for some in twin.rounds], [None])]
         self._arguments = joint.arguments.keys()
 
     def divided(self, model: onnx.ModelProto) -> onnx.ModelProto:
@@ -91,13 +100,13 @@ class Updates:
             The graph of the other results; all of it if the update is small or not divided, as one that reads more than
             parameters, state and gradients.
         """
-        ((_, rounds),) = self._parts
+        ((_, rounds, _),) = self._parts
         whole = sum(map(self._size, rounds))
         if whole <= LARGE_UPDATE or self._averaged is not None:  # averages are computed from all parameters
             return model
         groups: list[list[_Round]] = [[]]
         for found in rounds:
-            if sum(map(self._size, groups[-1])) * PARTS >= whole:
+            if groups[-1] and max(sum(map(self._size, groups[-1])), self._size(found)) * PARTS >= whole:
                 groups.append([])
             groups[-1].append(found)
         graph = model.graph
@@ -106,9 +115,25 @@ class Updates:
         parts = [part(model, given, [value for value in graph.output if value.name in own]) for own in names]
         if any(value.name in self._arguments for own in parts for value in own.graph.input):
             return model
-        self._parts = [_Part(Graph(own), group) for own, group in zip(parts, groups, strict=True)]
+        self._parts = [self._part(own, group) for own, group in zip(parts, groups, strict=True)]
+        for twin, _ in rounds:
+            twin.state.clear()  # each part begins with the initial state
         of_parts = set[str]().union(*names)
         return part(model, graph.input, [value for value in graph.output if value.name not in of_parts])
+
+    def _part(self, model: onnx.ModelProto, rounds: list[_Round]) -> _Part:
+        """A part of the update with this graph; in slices if it is elementwise, of a single large parameter."""
+        (name, *others), graph = [member.name for _, some in rounds for member in some], model.graph
+        parameter = as_real(self._parameters[name])
+        names = {found.removeprefix(NEXT) for each in rounds for found in self._results(each)} | {GRADIENT + name}
+        if others or parameter.nbytes <= SLICE or not _is_elementwise(model, parameter.shape, names):
+            return _Part(Graph(model), rounds, [None])
+        for value in (*graph.input, *graph.output):
+            for axis in value.type.tensor_type.shape.dim[:1]:
+                axis.dim_param = "rows"
+        del graph.value_info[:]
+        rows = max(len(parameter) * SLICE // parameter.nbytes, 1)
+        return _Part(Graph(model), rounds, [slice(i, i + rows) for i in range(0, len(parameter), rows)])
 
     def _results(self, found: _Round) -> set[str]:
         """The names of the next parameters and state."""
@@ -151,16 +176,21 @@ class Updates:
         values = given | changed
         before = _Before(values, gradients, total, infinite)
         largest = 0.0
-        for graph, rounds in self._parts:
+        for graph, rounds, slices in self._parts:
             if graph is None:
                 self._compare_rounds(rounds, before, got, largest, last=last)
                 continue
-            states = self._reached(graph, rounds, given, before) if last else given
-            results = _run(graph, states, before)
-            del states
-            largest = self._compare_rounds(rounds, before, results, largest, last=True)
-            for twin, some in rounds:
-                twin.reset(some)
+            for rows in slices:
+                for twin, some in rounds:
+                    twin.reset(some, rows)
+                states, read = (given, before) if rows is None else self._slice(rounds, rows, given, before)
+                if last:
+                    states = self._reached(graph, rounds, states, read)
+                results = _run(graph, states, read)
+                del states
+                largest = self._compare_rounds(rounds, read, results, largest, last=True)
+            for twin, _ in rounds:
+                twin.state.clear()
         if scaling is not None and (tracker := given.get(GROWTH_TRACKER)) is not None:
             scale, count = values[GRAD_SCALE].clone(), tracker.clone()
             settings = scaling.growth_factor, scaling.backoff_factor, scaling.growth_interval
@@ -170,6 +200,15 @@ class Updates:
         if self._averaged is not None:
             reached = {name: as_tensor(got[NEXT + name]) if NEXT + name in got else values[name] for name in values}
             compare("the averages", got, self._averages(self._averaged, reached))
+
+    def _slice(self, rounds: Sequence[_Round], rows: slice, given: Tensors, before: _Before) -> tuple[Tensors, _Before]:
+        """The inputs of a part of the graph, and what the update reads, with these rows of the parameter alone."""
+        names = {name.removeprefix(NEXT) for found in rounds for name in self._results(found)}
+
+        def sliced(tensors: Tensors) -> Tensors:
+            return tensors | {name: tensors[name][rows] for name in names & tensors.keys() if tensors[name].dim()}
+
+        return sliced(given), before._replace(values=sliced(before.values), gradients=sliced(before.gradients))
 
     def _reached(self, graph: Graph, rounds: Sequence[_Round], given: Tensors, before: _Before) -> Tensors:
         """The inputs of a part of the graph with the state that it, and the optimizers, reach by an update."""
@@ -288,11 +327,11 @@ class _Twin:
         for group in self._optimizer.param_groups:
             group |= {key: False for key in ("capturable", "differentiable") if key in group}
 
-    def reset(self, members: Iterable[Member]) -> None:
-        """Return to the initial state of parameters."""
+    def reset(self, members: Iterable[Member], rows: slice | None = None) -> None:
+        """Return to the initial state of parameters, or of these rows of a parameter."""
         for member in members:
             self.state[member.name] = {
-                key: copy.deepcopy(as_real(value) if isinstance(value, torch.Tensor) else value)
+                key: _rows(as_real(value), rows).clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
                 for key, value in self._initial[member.name].items()
             }
 
@@ -306,6 +345,28 @@ class _Twin:
         self._optimizer.state.clear()  # which keeps the parameters in memory, as the groups do
         for group in self._optimizer.param_groups:
             group["params"] = []
+
+
+def _rows(tensor: torch.Tensor, rows: slice | None) -> torch.Tensor:
+    return tensor[rows] if rows is not None and tensor.dim() else tensor
+
+
+def _is_elementwise(model: onnx.ModelProto, shape: Sequence[int], names: Collection[str]) -> bool:
+    """Whether a graph computes each element of its results from scalars, and from that of inputs of this shape.
+
+    Args:
+        model: the graph.
+        shape: of its inputs and outputs that are no scalars.
+        names: of such inputs.
+    """
+    graph = model.graph
+    values = [(value, [axis.dim_value for axis in value.type.tensor_type.shape.dim]) for value in graph.input]
+    return (
+        all(node.op_type in ELEMENTWISE for node in graph.node)
+        and all(not constant.dims for constant in graph.initializer)
+        and not graph.sparse_initializer
+        and all(not dims or (value.name in names and dims == list(shape)) for value, dims in values)
+    )
 
 
 def _shared(value: Any, array: np.ndarray | None) -> Any:

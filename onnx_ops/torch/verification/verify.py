@@ -110,7 +110,10 @@ class Verification:
         self._joint.return_freed_memory()
         for expected in trial.run(values):
             self._check(got, {name: expected[name] for name in expected if name not in self._updated}, values)
+            if last:
+                got = {n: array for n, array in got.items() if not (n.startswith(GRADIENT) and n in expected)}
             del expected  # before the next part is computed
+            self._joint.return_freed_memory()
         if difference is not None:
             raise difference
         self._state |= {name: as_tensor(got[NEXT + name]) for name in self._state if NEXT + name in got}
