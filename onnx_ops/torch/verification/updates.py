@@ -220,8 +220,10 @@ class Updates:
                 results.pop(NEXT + member.name, None)
             self._step(twin, some, another, own=True)
             self._share(twin, some, results)
+        large = sum(tensor.nbytes for tensor in rolled.values()) > LARGE
         del rolled, another
-        return_freed_memory()
+        if large:
+            return_freed_memory()
         return given | {name.removeprefix(NEXT): as_tensor(array) for name, array in results.items()}
 
     def _compare_rounds(
