@@ -335,7 +335,7 @@ def _condition(node: SymNode, file: str, line: int) -> bool:
 def _of_large_sizes(condition: sympy.Basic, shapes: ShapeEnv) -> bool | None:
     """The value for sizes from 2 on of a condition that compares a sum of products of sizes with 0 or 1; else None.
 
-    Quotients, as those of a reshape, are sizes too, and so is what is at least 0, as the number of differences.
+    Quotients, as of a reshape, and Max(0, ...), as the number of differences between neighbours, count as sizes.
     """
     if not isinstance(condition, sympy.Rel) or condition.rhs not in (0, 1):
         return None
