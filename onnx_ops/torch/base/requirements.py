@@ -19,13 +19,11 @@ def require_elements(tensor: Tensor, axes: Iterable[int] | None = None) -> None:
         tensor: in a trace, or with data.
         axes: those that must not be empty; None for all of them.
     """
+    if not tensor.dim():
+        return
     for axis in range(tensor.dim()) if axes is None else axes:
-        if tensor.dim():
-            _require(tensor.shape[axis] >= 1)
-
-
-def _require(condition: bool | torch.SymBool) -> None:
-    if not isinstance(condition, torch.SymBool) or free_unbacked_symbols(condition):
-        torch._check(condition)
-    else:
-        condition.node.shape_env.note(condition.node.expr)  # of a RecordedShapes
+        condition = tensor.shape[axis] >= 1
+        if not isinstance(condition, torch.SymBool) or free_unbacked_symbols(condition):
+            torch._check(condition)
+        else:
+            condition.node.shape_env.note(condition.node.expr)  # of a RecordedShapes

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn import functional
 
 from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.base.second_derivatives import gradients_of
+from onnx_ops.torch.base.sizes import may_be_zero
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.base.transforms import within_transforms
 
@@ -158,9 +159,7 @@ def _autocast(tensor: Tensor) -> Tensor:
 def _fits_op(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Whether there is a gradient, but none with respect to the mask, and at least one key of at least one number."""
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
-    has_keys = all(
-        statically_known_true(size >= 1) if free_unbacked_symbols(size) else size != 0 for size in key.shape[-2:]
-    )
+    has_keys = all(not may_be_zero(size) if free_unbacked_symbols(size) else size != 0 for size in key.shape[-2:])
     return differentiated and not (mask is not None and mask.requires_grad) and has_keys
 
 

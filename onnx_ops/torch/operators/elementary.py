@@ -117,17 +117,19 @@ SHARES_GRADIENTS = _shares_gradients()
 
 @replaces(torch.fmax, torch.Tensor.fmax)
 def _fmax(input: Tensor, other: Tensor) -> Tensor:
-    """The gradient with respect to equal elements is shared by both, or that of `input` alone."""
-    input, other = torch.broadcast_tensors(input, other)
-    larger = torch.where((input >= other) | other.isnan(), input, other)
-    return torch.where(input == other, torch.maximum(input, other), larger) if SHARES_GRADIENTS else larger
+    return _extreme(input, other, torch.ge, torch.maximum)
 
 
 @replaces(torch.fmin, torch.Tensor.fmin)
 def _fmin(input: Tensor, other: Tensor) -> Tensor:
+    return _extreme(input, other, torch.le, torch.minimum)
+
+
+def _extreme(input: Tensor, other: Tensor, is_chosen: Callable[..., Tensor], with_nan: Callable[..., Tensor]) -> Tensor:
+    """The gradient with respect to equal elements is shared by both, or that of `input` alone."""
     input, other = torch.broadcast_tensors(input, other)
-    smaller = torch.where((input <= other) | other.isnan(), input, other)
-    return torch.where(input == other, torch.minimum(input, other), smaller) if SHARES_GRADIENTS else smaller
+    found = torch.where(is_chosen(input, other) | other.isnan(), input, other)
+    return torch.where(input == other, with_nan(input, other), found) if SHARES_GRADIENTS else found
 
 
 @replaces(torch.hypot, torch.Tensor.hypot)

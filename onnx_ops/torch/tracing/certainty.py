@@ -127,8 +127,8 @@ def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> s
         return args[0]
     if isinstance(term, CeilToInt) and not args[0].is_number and (exact := _rounded_once(term.args[0], args[0])):
         return _Ceiling(exact)
-    if isinstance(term, FloatTrueDiv) and args[1].is_number and abs(float(args[1])) == 1:  # of torch.arange(n, 0, -1.0)
-        return args[0] * int(args[1])
+    if isinstance(term, FloatTrueDiv) and args[1] in (1, -1):  # of torch.arange(n, 0, -1.0)
+        return args[0] * args[1]
     if isinstance(term, Min):
         return sympy.Min(*args)
     if isinstance(term, Max):

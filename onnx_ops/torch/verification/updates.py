@@ -220,7 +220,7 @@ class Updates:
                 results.pop(NEXT + member.name, None)
             self._step(twin, some, another, own=True)
             self._share(twin, some, results)
-        large = sum(tensor.nbytes for tensor in rolled.values()) > LARGE
+        large = _are_large(rolled)
         del rolled, another
         if large:
             return_freed_memory()
@@ -257,7 +257,7 @@ class Updates:
                     comparison.add(name, as_array(torch.as_tensor(reached[key])))
             if not last:
                 self._share(twin, some, results)
-            if sum(tensor.nbytes for tensor in copies.values()) > LARGE:
+            if _are_large(copies):
                 del copies
                 return_freed_memory()
         comparison.check()
@@ -347,6 +347,10 @@ class _Twin:
         self._optimizer.state.clear()  # which keeps the parameters in memory, as the groups do
         for group in self._optimizer.param_groups:
             group["params"] = []
+
+
+def _are_large(tensors: Mapping[str, torch.Tensor]) -> bool:
+    return sum(tensor.nbytes for tensor in tensors.values()) > LARGE
 
 
 def _rows(tensor: torch.Tensor, rows: slice | None) -> torch.Tensor:
