@@ -13,19 +13,31 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Layout, Tasks
-from onnx_ops.loops.memory import DOUBLE, FLOAT, allocate, array_at, free, item_size, record_at
-from onnx_ops.loops.primitives import add_any_order, like
+from onnx_ops.loops.memory import (
+    DOUBLE,
+    FLOAT,
+    FLOAT16,
+    allocate,
+    bfloats_at,
+    doubles_at,
+    floats_at,
+    free,
+    halves_at,
+    item_size,
+    read_row,
+    record_at,
+    write_row,
+)
+from onnx_ops.loops.primitives import add_any_order, helper, like
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
 from onnx_ops.loops.shapes import same_shape
-from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import rounded
 from onnx_ops.ops.softmax._vectors import (
     LAYOUT,
+    Vectors,
     axis_attributes,
     check_axis,
     place_of,
-    read_rows,
-    write_rows,
     write_vectors,
 )
 
@@ -86,59 +98,95 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
 PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
-    """Some units of work, computed in this dtype."""
+SHORT = 63
+"""Length up to which it is faster to convert the 16-bit numbers of many vectors at once than within each."""
+
+
+@helper
+def _converts(layout: Vectors, element_type: int) -> bool:
+    """Whether vectors are converted to float32 many at a time."""
+    return layout.inner == 1 and layout.length <= SHORT and item_size(element_type) == 2
+
+
+@helper
+def _along_rows(g: Any, out: Any, result: Any, count: int, length: int, nought: Any) -> None:
+    """The gradients of vectors of adjacent numbers, `count` numbers altogether."""
+    for begin in range(0, count, length):
+        summed = nought
+        for i in range(begin, begin + length):
+            summed = add_any_order(summed, g[i] * out[i])
+        for i in range(begin, begin + length):
+            result[i] = out[i] * (g[i] - summed)
+
+
+@helper
+def _along_columns(g: Any, out: Any, result: Any, columns: int, length: int, inner: int, total: Any) -> None:
+    """The gradients of adjacent columns of `length` numbers, which are `inner` apart."""
+    for c in range(columns):
+        total[c] = like(0, total[c])
+    for row in range(0, length * inner, inner):
+        for c in range(columns):
+            total[c] += g[row + c] * out[row + c]
+    for row in range(0, length * inner, inner):
+        for c in range(columns):
+            result[row + c] = out[row + c] * (g[row + c] - total[c])
+
+
+@helper
+def _differentiate(
+    layout: Vectors, number: int, operands: tuple[int, ...], element_type: int, buffers: Any, at: Any
+) -> None:
+    """Compute the units of task `number`.
+
+    Args:
+        operands: addresses of the inputs and of the output.
+        buffers: for the numbers of a unit in float32, three times, and for `width` numbers of the computing dtype.
+        at: at(address, count) is a view of elements.
+    """
+    length, inner, size = layout.length, layout.inner, item_size(element_type)
+    read, weights, written, total = buffers
+    converts, nought = _converts(layout, element_type), like(0, total[0])
+    first = number * layout.step
+    for unit in range(first, min(first + layout.step, layout.units)):
+        start, rows, columns = place_of(layout, unit)
+        grad, output, target = operands[0] + start * size, operands[1] + start * size, operands[2] + start * size
+        span = (rows - 1) * inner + columns
+        if converts:
+            read_row(grad, element_type, columns, read)
+            read_row(output, element_type, columns, weights)
+            _along_rows(read, weights, written, columns, length, like(0, read[0]))
+            write_row(written, element_type, columns, target)
+        elif inner == 1:
+            _along_rows(at(grad, span), at(output, span), at(target, span), columns, length, nought)
+        else:
+            _along_columns(at(grad, span), at(output, span), at(target, span), columns, length, inner, total)
+
+
+def task(job: Job, number: int) -> None:
+    """Some units of work."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
-    element_type, length, inner = kernel.element_type[GRAD], layout.length, layout.inner
-    size, computes_as_stored = item_size(element_type), element_type in (FLOAT, DOUBLE)
-    count = 0 if computes_as_stored else length * layout.width
-    memory, grad, weight, gradient, total = allocate(
-        (count, dtype), (count, dtype), (count, dtype), (layout.width, dtype)
+    element_type, width = kernel.element_type[GRAD], layout.width
+    count = width * layout.length if _converts(layout, element_type) else 0
+    memory, read, weights, written, short, wide = allocate(
+        (count, np.float32), (count, np.float32), (count, np.float32), (width, np.float32), (width, np.float64)
     )
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    nought = like(0, total[0])
-    first = number * layout.step
-    for unit in range(first, min(first + layout.step, layout.units)):
-        start, rows, columns = place_of(layout, unit)
-        source, weights = job.data[GRAD] + start * size, job.data[OUTPUT] + start * size
-        target = job.output[0] + start * size
-        # Not in one array: compilers compute element by element where two may be the same.
-        g, out, result, row = grad, weight, gradient, columns
-        if computes_as_stored:
-            row, span = inner, (rows - 1) * inner + columns
-            g, out, result = (
-                array_at(source, span, dtype),
-                array_at(weights, span, dtype),
-                array_at(target, span, dtype),
-            )
-        else:
-            read_rows(source, element_type, rows, columns, inner, grad)
-            read_rows(weights, element_type, rows, columns, inner, weight)
-        if inner == 1:
-            for at in range(0, columns, length):
-                summed = nought
-                for i in range(at, at + length):
-                    summed = add_any_order(summed, g[i] * out[i])
-                for i in range(at, at + length):
-                    result[i] = out[i] * (g[i] - summed)
-        else:
-            for c in range(columns):
-                total[c] = nought
-            for at in range(0, length * row, row):
-                for c in range(columns):
-                    total[c] += g[at + c] * out[at + c]
-            for at in range(0, length * row, row):
-                for c in range(columns):
-                    result[at + c] = out[at + c] * (g[at + c] - total[c])
-        if not computes_as_stored:
-            write_rows(gradient, element_type, rows, columns, inner, target)
+    operands = (job.data[GRAD], job.data[OUTPUT], job.output[0])
+    if element_type == DOUBLE:
+        _differentiate(layout, number, operands, element_type, (read, weights, written, wide), doubles_at)
+    elif element_type == FLOAT:
+        _differentiate(layout, number, operands, element_type, (read, weights, written, short), floats_at)
+    elif element_type == FLOAT16:
+        _differentiate(layout, number, operands, element_type, (read, weights, written, short), halves_at)
+    else:
+        _differentiate(layout, number, operands, element_type, (read, weights, written, short), bfloats_at)
     free(memory)
 
 
 def kernel(call: Call) -> Tasks:
-    return Tasks(PLAN, task, compute=computing_type(call))
+    return Tasks(PLAN, task)
 
 
 def body(b: Body) -> None:
