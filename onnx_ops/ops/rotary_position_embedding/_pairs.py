@@ -15,7 +15,7 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.types import MAX_RANK, Shape
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.memory import allocate, free, item_size, record_at
+from onnx_ops.loops.memory import allocate, free, item_size, record_at, tail
 from onnx_ops.loops.primitives import ceil_divide, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, Numbers, record_of
 from onnx_ops.loops.shapes import same_shape, volume
@@ -27,8 +27,8 @@ MODE = attribute(
     "mode", HALF, "Which features make up a pair: 0 half, 1 interleave, 2 quarter, 3 interleave-half, see above."
 )
 
-WORK = 1 << 15
-"""Approximate number of elements per task."""
+WORK, BATCH = 1 << 15, 1 << 11
+"""Approximate numbers of elements per task, and of those that are converted to the computing dtype at once."""
 FEATURES, COS, SIN = range(3)
 """Inputs of both ops: rows of features, or gradients with respect to them, cosines and sines."""
 Turn = Callable[[Any, Any, Any, int, int, Any], None]
@@ -155,10 +155,11 @@ def next_angles(layout: Rows, angle: int, index: Any) -> int:
 
 
 @helper
-def row_of(kernel: Kernel, job: Job, i: int, row: int, width: int, converted: Any, dtype: Any) -> Any:
-    """A row of input i in a computing dtype: where it is, if it has it, else in `converted`."""
+def rows_of(kernel: Kernel, job: Job, i: int, first: int, count: int, width: int, converted: Any, dtype: Any) -> Any:
+    """Rows of input i in a computing dtype: where they are, if it has it, else in `converted`."""
     element_type = kernel.element_type[i]
-    return elements(kernel, job.data[i] + row * width * item_size(element_type), element_type, width, converted, dtype)
+    address = job.data[i] + first * width * item_size(element_type)
+    return elements(kernel, address, element_type, count * width, converted, dtype)
 
 
 @helper
@@ -166,26 +167,33 @@ def turn_rows(job: Job, number: int, turn: Turn, mode: int, dtype: Any) -> None:
     """Some rows of the first output, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     width, element_type, in_place = layout.width, kernel.element_type[FEATURES], job.in_place != 0
+    several = max(BATCH // width, 1)
+    some_rows = (several * width, dtype)
     memory, index, features, cosines, sines, result = allocate(
-        (MAX_RANK, np.int64), (width, dtype), (width, dtype), (width, dtype), (width, dtype)
+        (MAX_RANK, np.int64), some_rows, some_rows, some_rows, some_rows
     )
     if memory == 0:
         job.failed = NO_MEMORY
         return
     begin = number * layout.step
-    angle = angles_of(layout, begin, index)
-    cos = row_of(kernel, job, COS, angle, width, cosines, dtype)
-    sin = row_of(kernel, job, SIN, angle, width, sines, dtype)
-    for row in range(begin, min(begin + layout.step, layout.rows)):
-        x = row_of(kernel, job, FEATURES, row, width, features, dtype)
-        target = job.output[0] + row * width * item_size(element_type)
-        turn(x, cos, sin, width, mode, destination(target, element_type, width, in_place, result, dtype))
-        deliver(kernel, result, width, target, element_type, in_place, dtype)
-        following = next_angles(layout, angle, index)
-        if following != angle:
-            angle = following
-            cos = row_of(kernel, job, COS, angle, width, cosines, dtype)
-            sin = row_of(kernel, job, SIN, angle, width, sines, dtype)
+    end = min(begin + layout.step, layout.rows)
+    angle, low, high = angles_of(layout, begin, index), 0, 0
+    cos = rows_of(kernel, job, COS, low, 0, width, cosines, dtype)
+    sin = rows_of(kernel, job, SIN, low, 0, width, sines, dtype)
+    for first in range(begin, end, several):
+        count = min(several, end - first)
+        x = rows_of(kernel, job, FEATURES, first, count, width, features, dtype)
+        target = job.output[0] + first * width * item_size(element_type)
+        out = destination(target, element_type, count * width, in_place, result, dtype)
+        for k in range(count):
+            if angle < low or angle >= high:
+                low, high = angle, min(angle + several, layout.angles)
+                cos = rows_of(kernel, job, COS, low, high - low, width, cosines, dtype)
+                sin = rows_of(kernel, job, SIN, low, high - low, width, sines, dtype)
+            row, turned = k * width, (angle - low) * width
+            turn(tail(x, row), tail(cos, turned), tail(sin, turned), width, mode, tail(out, row))
+            angle = next_angles(layout, angle, index)
+        deliver(kernel, result, count * width, target, element_type, in_place, dtype)
     free(memory)
 
 

@@ -46,7 +46,7 @@ from onnx_ops.ops.rotary_position_embedding._pairs import (
     gathered,
     lay_out,
     quarter_turn,
-    row_of,
+    rows_of,
     scattered,
     turn_rows,
 )
@@ -279,8 +279,8 @@ def prepare(job: Job, number: int, dtype: Any) -> None:
         for i in range(width):
             by_cos[i], by_sin[i] = 0.0, 0.0
         for _ in range(layout.rows // layout.angles):
-            grad = row_of(kernel, job, FEATURES, row, width, grads, dtype)
-            x = row_of(kernel, job, X, row, width, features, dtype)
+            grad = rows_of(kernel, job, FEATURES, row, 1, width, grads, dtype)
+            x = rows_of(kernel, job, X, row, 1, width, features, dtype)
             add_row(grad, x, width, mode, by_cos, by_sin)
             row = next_row(layout, row, index, strides)
         write_sums(kernel, job, DCOS, angle, width, by_cos)
