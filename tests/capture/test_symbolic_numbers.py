@@ -114,3 +114,15 @@ def test_arguments_that_are_dynamic_sizes() -> None:
 
     torch.manual_seed(0)
     compared(nn.Linear(3, 2), loss, [torch.randn(rows, 3) for rows in (3, 1, 5)], {0: Dim("rows")})
+
+
+def test_dynamic_sizes_in_place() -> None:
+    """Also of functions that PyTorch traces with symbols itself."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        hidden = model(x).clone()
+        hidden.add_(len(x)).sub_(1 / len(x)).mul_(len(x)).div_(1 + len(x))
+        return hidden.pow_(2).sum() + (torch.zeros((), dtype=torch.int64).add_(len(x)) * hidden).mean()
+
+    torch.manual_seed(0)
+    compared(nn.Linear(3, 2), loss, [torch.randn(rows, 3) for rows in (3, 1, 5)], {0: Dim("rows")})

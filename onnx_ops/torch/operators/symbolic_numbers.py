@@ -59,7 +59,12 @@ def _of(*functions: Any) -> Callable[[Formula], Formula]:
 
 def _in_place(formula: Formula) -> Formula:
     """Of a copy, as autograd may keep the argument."""
-    return lambda self, *args, **options: self.copy_(formula(self.clone(), *args, **options))
+
+    def changed(self: Tensor, *args: Any, **options: Any) -> Any:
+        found = formula(self.clone(), *args, **options)
+        return found if found is NotImplemented else self.copy_(found)
+
+    return changed
 
 
 def _of_tensors(*names: str) -> Callable[[Formula], Formula]:
