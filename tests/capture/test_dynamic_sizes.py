@@ -90,6 +90,27 @@ def test_tensors_made_of_sizes() -> None:
     compared(nn.Linear(4, 4), loss, [(6, 4), (3, 4), (1, 4)], Dim("N"))
 
 
+def test_places_that_are_sizes() -> None:
+    """As of the frame in the middle and of the last token."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y, rows = model(x).clone(), len(x)
+        y[rows - 1, 0] = y[rows // 2].sum()
+        return (y[rows // 2, 1:] * y[None, rows - 1, ..., 1:].exp()).sum() + torch.arange(rows)[rows - 1] * y.mean()
+
+    compared(nn.Linear(4, 4), loss, [(6, 4), (3, 4), (1, 4)], Dim("N"))
+
+
+def test_combinations() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        pairs = y[torch.combinations(torch.arange(len(x)))]
+        threes = torch.combinations(y[:, 0], 3, with_replacement=True).prod(1).sum()
+        return (pairs[:, 0] - pairs[:, 1]).square().sum() + threes + torch.combinations(y[:, 1], 3).prod(1).sum()
+
+    compared(nn.Linear(4, 4), loss, [(6, 4), (3, 4), (2, 4)], Dim("N"))
+
+
 def test_min_and_max_of_sizes() -> None:
     """As of the last block of a sequence, and of elements that are not more than there are."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.return_types import mode
 
 from onnx_ops.torch.base.nodes import integers, op
 from onnx_ops.torch.base.table import decomposes, replaces, translates
+from onnx_ops.torch.operators.sizes_as_data import triu_indices
 
 
 @translates(torch.ops.aten.bincount.default)
@@ -92,10 +94,16 @@ def _repeated_places(repeats: Tensor, *, output_size: Any = None) -> Any:
 def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
     """The rows (N, r) of elements of a vector, in the order of itertools.combinations."""
     size = input.shape[0]
-    if is_symbolic(size) and r == 2:
-        return input[torch.triu_indices(size, size, 0 if with_replacement else 1).T]
-    if is_symbolic(size) or r < 1:
+    if r < 1:
         return torch.combinations(input, r, with_replacement)
+    if is_symbolic(size) and r == 2:
+        return input[triu_indices(size, size, 0 if with_replacement else 1).T]
+    if is_symbolic(size):
+        places = torch.meshgrid([torch.arange(size)] * r, indexing="ij")
+        follows = torch.le if with_replacement else torch.lt
+        rising = [follows(place, other) for place, other in itertools.pairwise(places)]
+        chosen = functools.reduce(torch.logical_and, rising, torch.ones_like(places[0], dtype=torch.bool))
+        return input[torch.stack([place[chosen] for place in places], 1)]
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     rows = list(choose(range(size), r))
     return input[torch.tensor(rows, dtype=torch.int64).reshape(-1, r)]

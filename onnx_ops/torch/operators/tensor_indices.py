@@ -1,4 +1,4 @@
-"""Indices that are tensors of one number, such as `x[labels[0]]`, and numbers that code has read from tensors.
+"""Indices that are tensors of one number, such as `x[labels[0]]`, numbers that code has read from tensors, and sizes.
 
 PyTorch's indexing makes a number of Python of them, which a trace does not have. Masks beside other indices.
 """
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.base.transforms import within_transforms
@@ -74,9 +73,7 @@ def _selected(self: Tensor, index: Any) -> tuple[Tensor, Any]:
 
 
 def _is_number(item: Any) -> bool:
-    if isinstance(item, torch.SymInt):
-        return bool(free_unbacked_symbols(item))
-    return _is_scalar(item)
+    return isinstance(item, torch.SymInt) or _is_scalar(item)
 
 
 def _is_scalar(item: Any) -> bool:
