@@ -154,6 +154,15 @@ def test_padding_modes(rank: int, mode: Any) -> None:
     check(CONVOLUTION[rank](4, 6, 4, padding="same", padding_mode=mode), SIZES[rank], torch.float32)
 
 
+def test_copies_of_a_single_place() -> None:
+    """Its gradient is the sum of all."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReplicationPad2d((1, 2, 2, 0)))
+    capture = captured(network, torch.randn(2, 4, 5, 4), 2, 3, least=1)
+    for size in ((5, 4), (1, 4), (3, 1), (1, 1)):
+        same_as_torch(capture, network, torch.randn(2, 4, *size))
+
+
 def test_room_for_more_places_than_there_are() -> None:
     """An output_padding as large as the stride is refused."""
     network = nn.ConvTranspose1d(3, 3, 3, 1, dilation=2, output_padding=1)

@@ -41,11 +41,10 @@ def _reflected(grad: Tensor, axis: int, before: int, after: int) -> Tensor:
 
 def _replicated(grad: Tensor, axis: int, before: int, after: int) -> Tensor:
     size = grad.shape[axis] - before - after
-    if size == 1:
-        return grad.sum(axis, keepdim=True)
-    first = grad.narrow(axis, 0, before + 1).sum(axis, keepdim=True)
-    last = grad.narrow(axis, before + size - 1, after + 1).sum(axis, keepdim=True)
-    return torch.cat([first, grad.narrow(axis, before + 1, size - 2), last], axis)
+    trailing = [0, 0] * (-1 - axis)
+    first = grad.narrow(axis, 0, before).sum(axis, keepdim=True)
+    last = grad.narrow(axis, before + size, after).sum(axis, keepdim=True)
+    return grad.narrow(axis, before, size) + pad(first, [*trailing, 0, size - 1]) + pad(last, [*trailing, size - 1, 0])
 
 
 for _rank in (1, 2, 3):
