@@ -297,11 +297,18 @@ def _attempted(
         names[:] = outputs
         return outputs
 
+    def refuses(sizes: Mapping[str, Mapping[int, int]]) -> bool:
+        try:
+            return resized(joint, make, sizes, outputs) is None
+        except CaptureError:  # with other outputs
+            return False
+
     progress.ended("steps of PyTorch")
     where = Locations(joint.model)
     fixed = joint.buffers.keys() - set(eager.changed)
     constants = joint.constants(eager.changed)
-    traced = trace(whole, values, joint.dynamic, where, values if options.specialize else fixed, constants)
+    followed = values if options.specialize else fixed
+    traced = trace(whole, values, joint.dynamic, where, followed, constants, refuses)
     joint.check_constants(traced.graph, seen.changed)
     names += traced.condition_outputs()
     _check_names(values, names)
@@ -352,8 +359,9 @@ def _attempted(
     steps.clear()
     joint.return_freed_memory()
     _remove_outputs(exported, gradients=update is not None)
-    followed = None if options.specialize else fixed
-    forward = Forward(joint, traced, options.opset_version, where, options.check, followed, constants)
+    forward = Forward(
+        joint, traced, options.opset_version, where, options.check, None if options.specialize else fixed, constants
+    )
     if callable(options.inference):
         trained = forward.of_function(options.inference)
     else:

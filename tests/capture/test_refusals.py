@@ -119,14 +119,6 @@ def test_control_flow_on_dynamic_sizes() -> None:
         )
 
 
-def test_the_line_that_bounds_a_dynamic_size() -> None:
-    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.pad(model(x).t()[None], (2, 2), mode="reflect").sum()
-
-    with pytest.raises(CaptureError, match=rf"is 3 or more \({LINE}\)"):
-        gradients(torch.nn.Linear(3, 2), loss, (torch.ones(4, 3),), dynamic_shapes=({0: torch.export.Dim("N")},))
-
-
 def test_a_slice_that_is_broadcast() -> None:
     """Of the third element of an axis that may have two."""
     with pytest.raises(CaptureError, match=rf"a slice along a dynamic axis is broadcast {LINE}, .* say by min=3 of"):

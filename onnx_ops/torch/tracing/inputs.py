@@ -136,6 +136,20 @@ def _has_no_bound(dim: Dimension) -> bool:
     return isinstance(dim, torch.export.Dim) and not hasattr(dim, "root") and dim.max in (None, int_oo)
 
 
+def least_sizes(shapes: ShapeEnv, inputs: list[Input]) -> dict[str, int]:
+    """The least sizes, by name, of dimensions that allow smaller ones than the guards.
+
+    A convolution takes no fewer elements than its filter has, for example.
+    """
+    found: dict[str, int] = {}
+    for size, dim in (named for given in inputs for named in given.named()):
+        symbol = size.node.expr
+        least = shapes.var_to_range[symbol].lower if symbol.is_Symbol else 0
+        if least > allowed_sizes(dim, least=2).lower and not hasattr(dim, "root"):
+            found[dim.__name__] = int(least)
+    return found
+
+
 def unify_sizes(inputs: list[Input]) -> None:
     """Make the sizes of dimensions with the same torch.export.Dim one symbol, unless the examples contradict it."""
     first: dict[str, torch.SymInt] = {}

@@ -43,7 +43,15 @@ from onnx_ops.torch.tracing.fake_tensors import FakeTensors, unchanged_conversio
 from onnx_ops.torch.tracing.folding import fold_functions
 from onnx_ops.torch.tracing.frames import Line
 from onnx_ops.torch.tracing.indices import index_ranges
-from onnx_ops.torch.tracing.inputs import Input, bounded, check_sizes, restrictions, take_bounds, unify_sizes
+from onnx_ops.torch.tracing.inputs import (
+    Input,
+    bounded,
+    check_sizes,
+    least_sizes,
+    restrictions,
+    take_bounds,
+    unify_sizes,
+)
 from onnx_ops.torch.tracing.mixed_precision import Float32Computation
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.real_parts import RealParts, has_complex_numbers
@@ -179,6 +187,7 @@ def trace(
     where: Locations,
     followed: Collection[str] = (),
     constants: Collection[str] = (),
+    refuses: Callable[[Mapping[str, Mapping[int, int]]], bool] = lambda sizes: False,
 ) -> Traced:
     """Trace the operators that a function runs, differentiation within it included. The model stays unchanged.
 
@@ -190,12 +199,13 @@ def trace(
         where: records the locations of the operators for error messages.
         followed: the names of inputs on whose elements the function may branch: the trace goes the way of the examples.
         constants: the names of inputs that always have the values of the examples.
+        refuses: whether PyTorch raises an error for other sizes, by input and axis.
 
     Raises:
         CaptureError: the function cannot be traced, or is valid only for some sizes of the dynamic dimensions.
     """
     conversions = Conversions()
-    program = _Program(function, examples, dynamic, where, followed, constants, conversions)
+    program = _Program(function, examples, dynamic, where, followed, constants, refuses, conversions)
     first: Traced | None = None
     while True:
         try:
@@ -226,6 +236,7 @@ class _Program:
     where: Locations
     followed: Collection[str]
     constants: Collection[str]
+    refuses: Callable[[Mapping[str, Mapping[int, int]]], bool]
     conversions: Conversions
     example: Example | None = None
 
@@ -263,7 +274,9 @@ def _trace(program: _Program) -> Traced:
                 ),
             )
             if one_way is None:
-                raise
+                if not (least := _refused_below(program, made, inputs)):
+                    raise
+                return _trace(dataclasses.replace(program, dynamic=_from(program.dynamic, least)))
             made = one_way
             inputs = made.bounded_inputs()
             check_sizes(made.shapes, inputs, made.roots, where)
@@ -288,6 +301,29 @@ def _trace(program: _Program) -> Traced:
         if symbols <= places.keys()
     }
     return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), made.conditions, made.mode, decided)
+
+
+def _refused_below(program: _Program, made: _Made, inputs: list[Input]) -> dict[str, int]:
+    """The least sizes that a trace is valid for, by dimension; none if PyTorch does not refuse smaller ones."""
+    least = least_sizes(made.shapes, inputs)
+    for name, size in least.items():
+        places = {
+            own: {axis: size - 1 for axis, dim in axes.items() if getattr(dim, "__name__", "") == name}
+            for own, axes in program.dynamic.items()
+        }
+        if not program.refuses(places):
+            return {}
+    return least
+
+
+def _from(dynamic: Dynamic, least: Mapping[str, int]) -> Dynamic:
+    """The dimensions, those with these names from their least sizes on."""
+
+    def bounded(dim: Dimension) -> Dimension:
+        name = getattr(dim, "__name__", "")
+        return torch.export.Dim(name, min=least[name], max=dim.max) if name in least else dim
+
+    return {name: {axis: bounded(dim) for axis, dim in axes.items()} for name, axes in dynamic.items()}
 
 
 def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> _Made:
