@@ -81,6 +81,8 @@ def calls() -> Iterator[Call]:
         ((4, 4), (2, 2), (2, 2), (), 1),
         ((2, 3), (5, 7), (1, 1), (), 1),
         ((2, 1), (2**31 - 1, 2), (), (3, 2**31 - 1), 1),
+        ((10, 12), (4, 5), (), (), 1),  # larger than the input
+        ((4, 7), (3, 4), (1, 3), (3, 2), 1),
     ):
         setting = Setting(kernel, stride, padding, dilation, ceil_mode)
         for size in (7, 8, 9, 10):
@@ -102,6 +104,8 @@ def worked(dtype: DType) -> Iterator[Worked]:
     expected = {"out": [[[[9, 9, 9]]]], "indices": [[[[1, 1, 3]]]]}
     yield Worked(call("padded", row, kernel_size=(1, 3), stride=(1, 2), padding=(0, 1)), expected)
     yield Worked(call("ceil", row, kernel_size=(1, 3), ceil_mode=1), {"out": [[[[9, 9]]]], "indices": [[[[1, 3]]]]})
+    short = {"out": [[[[9]]]], "indices": [[[[1]]]]}
+    yield Worked(call("partial", [row[0][:2]], kernel_size=(1, 3), ceil_mode=1), short)
     yield Worked(call("dilated", row, kernel_size=(1, 2), stride=(1, 1), dilation=(1, 4)), {"out": [[[[2]]]]})
     lowest = {"out": [[[[-INF, -INF]]]], "indices": [[[[0, 2]]]]}
     yield Worked(call("least", [[-INF] * 4], kernel_size=(1, 2)), lowest)
@@ -118,6 +122,9 @@ def refusals(plain: Call) -> Iterator[Refusal]:
     hole = {"kernel_size": (2, 2), "dilation": (1, 3), "padding": (0, 1)}
     words = ("'self'", "(2, 3, 5, 2)", "axis 3", "every window")
     yield Refusal("window_without_elements", words, {"self": np.zeros((2, 3, 5, 2), np.float32)}, hole)
+    beyond = {"kernel_size": (2, 4), "stride": (2, 1), "ceil_mode": 1}
+    words = ("'self'", "(2, 3, 1, 3)", "axis 3", "every window")
+    yield Refusal("window_beyond_its_stride", words, {"self": np.zeros((2, 3, 1, 3), np.float32)}, beyond)
     yield Refusal("no_kernel_sizes", ("'kernel_size'", "()", "1 to 3"), attributes={"kernel_size": ()})
     yield from max_pool.wrong_attributes({})
 

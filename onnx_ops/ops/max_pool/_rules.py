@@ -96,10 +96,10 @@ def pooled_shape(call: Call, windows: list[Window]) -> Shape | None:
 @helper
 def window_count(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: int) -> int:
     """How many windows there are along an axis; 0 if there is none, or one without an element of the input."""
-    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    span = size + 2 * padding - dilation * (kernel - 1) - 1 + (stride - 1 if ceil_mode != 0 else 0)
     if span < 0:
         return 0
-    count = (span + (stride - 1 if ceil_mode != 0 else 0)) // stride + 1
+    count = span // stride + 1
     if ceil_mode != 0 and (count - 1) * stride >= size + padding:  # it would begin beyond the end
         count -= 1
     # A window that begins in the input has an element of it. One that begins before steps over the input where it meets

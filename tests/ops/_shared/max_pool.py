@@ -44,14 +44,14 @@ MODES = Attribute(0, (0, 1), (-1, 2))
 
 def window_starts(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: int) -> list[int]:
     """Where windows begin along an axis: as long as they fit, or with ceil_mode as long as they begin before the end
-    of the input, or of the padding before it, and one more reaches beyond the padding at most."""
+    of the input, or of the padding before it, and one more reaches beyond the padding, by less than the stride."""
     reach = dilation * (kernel - 1) + 1
     starts = []
     for start in itertools.count(-padding, stride):
         if start + reach > size + padding:
             # The first that does not fit is the last one, if it is to be there and begins in the input.
-            last_fits = not starts or starts[-1] + reach < size + padding
-            if ceil_mode and starts and last_fits and start < size:
+            beyond = start + reach - (size + padding)
+            if ceil_mode and beyond < stride and start < size:
                 starts.append(start)
             return starts
         starts.append(start)
