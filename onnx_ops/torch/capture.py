@@ -65,9 +65,9 @@ class Capture:
         model: the graph. Its inputs are the state, then the batch; `onnx_ops.Step` reads its metadata.
         state: the initial state: parameters, buffers, optimizer state, seed and learning rates, by the names of inputs.
         inference: the forward graph in evaluation mode, with the state's parameters as initializers; None with
-            `inference=False`, if the loss does not call the model, if the model returns nothing but the loss, if it
-            draws random numbers in evaluation mode too, or if the loss passes it a number that depends on a dynamic
-            size.
+            `inference=False`, if the loss does not call the model, if the model returns nothing but the loss, or no
+            tensors, such as a distribution, if it draws random numbers in evaluation mode too, or if the loss passes it
+            a number that depends on a dynamic size.
         evaluation: the graph of the loss and the further outputs in evaluation mode, whose inputs are state, then the
             batch; None without `evaluation=True`.
     """

@@ -65,7 +65,7 @@ class Forward:
         self._where, self._check, self._followed, self._constants = where, check, followed, constants
 
     def of_function(self, function: Callable[..., Any]) -> onnx.ModelProto | None:
-        """The graph of a function of the model and of arguments of the loss; None if it draws random numbers."""
+        """The graph of a function of the model and of arguments of the loss; None as for the first call."""
         call = self._joint.call_of(function)
         return self._graph(call, {name: self._traced.dynamic[name] for name, _ in tensors(call.arguments)})
 
@@ -77,8 +77,9 @@ class Forward:
             seen: of the trace.
 
         Returns:
-            The graph; None if there is no call, if it returns nothing but the loss, if it draws random numbers, or if
-            an argument is a number that depends on a dynamic size, which would be a constant of the graph.
+            The graph; None if there is no call, if it returns nothing but the loss or no tensors, such as a
+            distribution, if it draws random numbers, or if an argument is a number that depends on a dynamic size,
+            which would be a constant of the graph.
         """
         if eager.call is None or seen.call is None or eager.returns_loss:
             return None
@@ -171,7 +172,7 @@ class Forward:
     def _graph(
         self, call: ModelCall | FunctionCall, dynamic: Dynamic, *, remove_losses: bool = False
     ) -> onnx.ModelProto | None:
-        """The graph of a call; None if it draws random numbers."""
+        """The graph of a call; None if it draws random numbers or returns no tensors."""
         joint = self._joint
         arguments = {name: tensor.detach().clone() for name, tensor in tensors(call.arguments)}
         values = joint.state() | arguments
@@ -187,7 +188,7 @@ class Forward:
         followed = values if self._followed is None else self._followed
         traced = trace(forward, values, dynamic, self._where, followed, self._constants)
         joint.check_constants(traced.graph, joint.buffers)
-        if random.used:
+        if random.used or not outputs:
             return None
         exported, conditions = self._exported(traced, values, outputs)
         removed = _remove_losses(exported, arguments) if remove_losses else set()

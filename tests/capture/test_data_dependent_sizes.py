@@ -277,6 +277,23 @@ def test_a_size_that_must_be_a_multiple_of_a_dynamic_one() -> None:
         trainer.step(x=x.numpy(), labels=np.array([[2, 1, 0, 3], [0, 2, 1, 1]]))
 
 
+def test_a_condition_on_a_multiple_of_a_dimension() -> None:
+    """As in contrastive losses of pairs, of the similarities of each row to the others."""
+
+    def similarities(model: nn.Linear, x: Tensor) -> Tensor:
+        rows = model(x)
+        others = ~torch.eye(len(rows), dtype=torch.bool)
+        return (rows @ rows.T)[others].view(len(rows), -1).logsumexp(1).mean()
+
+    torch.manual_seed(0)
+    model = nn.Linear(5, CLASSES)
+    dynamic = ({0: 2 * Dim("pairs")},)
+    trainer = Trainer(gradients(model, similarities, (torch.randn(4, 5),), dynamic_shapes=dynamic, inference=False))
+    for rows in (2, 6):
+        x = torch.randn(rows, 5)
+        np.testing.assert_allclose(trainer.step(x=x.numpy())["loss"], similarities(model, x).detach(), rtol=1e-5)
+
+
 def test_a_size_that_must_be_another_one_is_a_condition() -> None:
     """A single row would broadcast, with another gradient than that of the graph."""
 

@@ -85,6 +85,39 @@ def test_bounds_of_dimensions_are_kept_for_the_trainer() -> None:
 
 
 @pytest.mark.parametrize(
+    ("network", "axis"),
+    [(nn.BatchNorm1d(3), 0), (nn.Conv1d(3, 3, 5, padding=2, padding_mode="circular"), 2)],
+    ids=["batch norm", "circular padding"],
+)
+def test_a_size_of_one_that_pytorch_refuses(network: nn.Module, axis: int) -> None:
+    x = torch.randn(4, 3, 6) if axis else torch.randn(4, 3)
+    trainer = onnx_ops.Trainer(gradients(network, loss, (x,), dynamic_shapes=({axis: Dim("N")},), inference=False))
+    two, one = (x.narrow(axis, 0, size) for size in (2, 1))
+    wanted = loss(network, two).detach().numpy()
+    np.testing.assert_allclose(trainer.step(x=two.numpy())["loss"], wanted, rtol=1e-4)
+    with pytest.raises((ValueError, RuntimeError)):
+        loss(network, one)
+    with pytest.raises(onnx_ops.StepError, match="with N >= 2"):
+        trainer.step(x=one.numpy())
+
+
+def test_a_size_of_one_that_pytorch_refuses_for_the_numbers_of_the_example() -> None:
+    """The lengths of the example are above 2 as well; with others a single step is right."""
+
+    def packed(network: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
+        rows = nn.utils.rnn.pack_padded_sequence(network(x), lengths, True, False)
+        return rows.data.square().sum()
+
+    torch.manual_seed(0)
+    network, shapes = nn.Linear(3, 2), ({0: Dim("N"), 1: Dim("time")}, {0: Dim("N")})
+    example = torch.randn(2, 5, 3), torch.tensor([5, 4])
+    trainer = onnx_ops.Trainer(gradients(network, packed, example, dynamic_shapes=shapes, inference=False))
+    x, lengths = torch.randn(2, 1, 3), torch.tensor([1, 1])
+    found = trainer.step(x=x.numpy(), lengths=lengths.numpy())["loss"]
+    np.testing.assert_allclose(found, packed(network, x, lengths).detach(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
     ("are_many", "most"),
     [
         # As pytorch-metric-learning asks whether there are fewer than 2**31 triplets, and diffusers of elements of

@@ -169,6 +169,16 @@ def test_models_that_return_one_number() -> None:
         trainer.export("model.onnx")
 
 
+class Distributed(Energy):
+    def forward(self, x: Tensor) -> torch.distributions.Normal:
+        return torch.distributions.Normal(self.layer(x), 1.0)
+
+
+def test_models_that_return_no_tensors() -> None:
+    step = gradients(Distributed(), lambda m, x, y: -m(x).log_prob(y).mean(), (torch.randn(5, 3), torch.randn(5, 1)))
+    assert step.inference is None
+
+
 class Pooled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -49,7 +49,14 @@ REFUSED = {
         lambda x: torch.polar(x, x).log1p().abs(),
         rf"{WHERE} computes aten\.log1p\.default of complex numbers {LINE}",
     ),
-    "array": (lambda x: x * float(x.detach().repeat(5, 5).numpy().sum()), rf"{WHERE} decides by the numbers .* {LINE}"),
+    "array": (
+        lambda x: x * float(x.detach().repeat(5, 5).numpy().sum()),
+        rf"{WHERE} computes with the numbers .* {LINE}",
+    ),
+    "array of known size": (
+        lambda x: x * float(np.linalg.det(x.detach().numpy())),
+        rf"{WHERE} computes with the numbers of a tensor outside of PyTorch at .*, in NumPy or SciPy",
+    ),
     "index": (lambda x: [x, -x, x][x[0].argmax()], rf"{WHERE} decides by the numbers .* {LINE}"),
     "text": (lambda x: x if f"{x.sum():.2f}" else -x, rf"{WHERE} decides by the numbers .* {LINE}"),
     "eigenvalues": (

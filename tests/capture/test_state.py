@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -149,10 +151,10 @@ def test_tensors_that_are_no_state_may_be_kept(how: str) -> None:
 class Recomputed(nn.Module):
     """Layers whose activations the backward pass recomputes, some of them twice."""
 
-    def __init__(self, use_reentrant: bool) -> None:
+    def __init__(self, again: Callable[..., Tensor]) -> None:
         super().__init__()
         self.first, self.second, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
-        self.use_reentrant = use_reentrant
+        self.again = again
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.again(lambda h: self.again(self.inner, self.first(h).tanh()).tanh(), x))
@@ -160,17 +162,21 @@ class Recomputed(nn.Module):
     def inner(self, x: Tensor) -> Tensor:
         return self.second(x).tanh()
 
-    def again(self, function: Any, x: Tensor) -> Tensor:
-        return checkpoint(function, x, use_reentrant=self.use_reentrant)
+
+AGAIN: dict[str, Callable[..., Tensor]] = {
+    "not reentrant": partial(checkpoint, use_reentrant=False),
+    "reentrant": partial(checkpoint, use_reentrant=True),
+    "autograd function": lambda function, x: CheckpointFunction.apply(function, True, x),
+}
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
-@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("again", AGAIN)
 @pytest.mark.parametrize("differentiable", [False, True])
-def test_recomputations_read_the_parameters_of_each_step(use_reentrant: bool, differentiable: bool) -> None:
+def test_recomputations_read_the_parameters_of_each_step(again: str, differentiable: bool) -> None:
     """Without a gradient of its arguments a reentrant recomputation has none of the parameters."""
     torch.manual_seed(0)
-    model, x = Recomputed(use_reentrant), torch.randn(5, 4, requires_grad=differentiable)
+    model, x = Recomputed(AGAIN[again]), torch.randn(5, 4, requires_grad=differentiable)
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         return model(x).square().mean()
@@ -187,10 +193,10 @@ def test_recomputations_read_the_parameters_of_each_step(use_reentrant: bool, di
         np.testing.assert_allclose(got[f"grad.{name}"], wanted, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_the_function_of_recomputations_is_refused() -> None:
-    x = torch.randn(5, 4, requires_grad=True)
+def test_a_kept_reference_to_the_function_of_recomputations_is_refused() -> None:
+    x, apply = torch.randn(5, 4, requires_grad=True), CheckpointFunction.apply
     with pytest.raises(CaptureError, match=r"call torch\.utils\.checkpoint\.checkpoint"):
-        gradients(nn.Linear(4, 1), lambda m, x: CheckpointFunction.apply(m, True, x).mean(), (x,))
+        gradients(nn.Linear(4, 1), lambda m, x: apply(m, True, x).mean(), (x,))
 
 
 class Listed(nn.Module):

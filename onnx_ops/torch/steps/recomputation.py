@@ -45,7 +45,13 @@ def ordered_recomputation(random: Random, state: Iterable[torch.Tensor]) -> Iter
         with torch.no_grad() if constant else contextlib.nullcontext():
             return undecorated(_Part(function, random, own), *args, use_reentrant=False, **kwargs)
 
-    with mock.patch.object(undecorated, "__dynamo_disable", checkpoint, create=True):
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        return checkpoint(function, *args, use_reentrant=True, preserve_rng_state=preserve_rng_state)
+
+    with (
+        mock.patch.object(undecorated, "__dynamo_disable", checkpoint, create=True),
+        mock.patch.object(torch.utils.checkpoint.CheckpointFunction, "apply", apply),
+    ):
         yield
 
 

@@ -319,11 +319,11 @@ class DataDependence(TorchDispatchMode):
         if value is not None:
             self._shapes.set_real_tensor_prop_unbacked_vals(symbol, int(value) if kind == "bool" else value)
 
-    def conditions(self, sizes: Mapping[sympy.Symbol, torch.SymInt]) -> Conditions | None:
+    def conditions(self, sizes: Iterable[torch.SymInt]) -> Conditions | None:
         """The conditions of the trace; None if there is none.
 
         Args:
-            sizes: the symbols of dynamic sizes.
+            sizes: the dynamic sizes of inputs, each a symbol or, as that of 2 * Dim("N"), a linear function of one.
 
         Raises:
             CaptureError: a condition that a graph cannot compute.
@@ -336,7 +336,12 @@ class DataDependence(TorchDispatchMode):
             return None
         values = {symbol: reading.tensor for symbol, reading in self._readings.items()}
         read = {symbol for expr in found for symbol in expr.free_symbols}
-        values |= {symbol: torch.full((), size, dtype=torch.int64) for symbol, size in sizes.items() if symbol in read}
+        for size in sizes:
+            expr = size.node.expr
+            for symbol in expr.free_symbols & read - values.keys():
+                factor, offset = expr.coeff(symbol), expr.subs(symbol, 0)
+                if factor.is_Integer and offset.is_Integer and expr == factor * symbol + offset:
+                    values[symbol] = torch.full((), (size - int(offset)) // int(factor), dtype=torch.int64)
         holds = [_computed(assertion, values) for assertion in found.values()]
         places = {symbol: place for place, symbol in enumerate(symbol for symbol in values if symbol in read)}
         records = tuple(self._condition(assertion, places) for assertion in found.values())

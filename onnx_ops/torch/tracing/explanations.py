@@ -260,16 +260,38 @@ def _first_lines(error: BaseException) -> str:
 def _explanation(error: BaseException, where: Locations) -> str | None:
     if isinstance(error, CaptureError):  # raised by a translation
         return str(error)
-    for explain in (_control_flow, _branch, _sparse, _shape_from_data, _specialized, _no_translation, _size, _slice):
+    for explain in (
+        _control_flow,
+        _array,
+        _branch,
+        _sparse,
+        _shape_from_data,
+        _specialized,
+        _no_translation,
+        _size,
+        _slice,
+    ):
         if text := explain(error, where):
             return text
     return None
 
 
-_VALUE_REQUIRED = (
-    r"(not 'Sym(Bool|Int|Float)'|got Sym(Bool|Int|Float)|passed to FakeTensor\.__format__|\.numpy\(\) is not)"
-)
-"""Messages of PyTorch and Python where a tensor without values becomes a number, an index, a text or an array."""
+_ARRAY_REQUIRED = r"\.numpy\(\) is not|from dtype\('O'\)|object arrays are not supported"
+"""Messages of PyTorch and NumPy where code requires the numbers of a tensor in an array."""
+
+
+def _array(error: BaseException, where: Locations) -> str | None:
+    if not isinstance(error, TypeError | ValueError | RuntimeError) or not re.search(_ARRAY_REQUIRED, str(error)):
+        return None
+    return (
+        f"{where.module()} computes with the numbers of a tensor outside of PyTorch{_at(line_of_error(error))}, in"
+        " NumPy or SciPy, which a graph cannot. Write it with PyTorch's operators, or compute it before the step, if"
+        " need be from what the exported model returns, and pass it in as an argument"
+    )
+
+
+_VALUE_REQUIRED = r"(not 'Sym(Bool|Int|Float)'|got Sym(Bool|Int|Float)|passed to FakeTensor\.__format__)"
+"""Messages of PyTorch and Python where a tensor without values becomes a number, an index or a text."""
 
 
 def _branch(error: BaseException, where: Locations) -> str | None:

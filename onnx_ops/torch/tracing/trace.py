@@ -364,8 +364,7 @@ def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> 
             repeated_gradients(),
         ):
             outputs = list(program.function(named).values())
-        sizes = {size.node.expr: size for tensor in tensors for size in tensor.shape if is_symbolic(size)}
-        found = dependence.conditions(sizes)
+        found = dependence.conditions(size for tensor in tensors for size in tensor.shape if is_symbolic(size))
         if found is not None:
             conditions[:] = found.records
             outputs += [found.holds, found.numbers]

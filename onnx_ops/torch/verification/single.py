@@ -50,8 +50,12 @@ def refused_at_one(
     refused: set[str] = set()
     for ones in sorted({*single, *lines}, key=lambda each: (len(each), sorted(each))):
         if ones.isdisjoint(refused):
-            right = is_right(_of_one(places, names, ones))
-            if right is False or (right is None and ones in lines):
+            right = is_right(_with_size(1, places, names, ones))
+            if right is None:  # also where PyTorch refuses 1, but not 2, for which batch norm has values to normalize
+                refuses = ones in lines or (all_of_them and is_right(_with_size(2, places, names, ones)) is not None)
+            else:
+                refuses = not right
+            if refuses:
                 name = max(ones, key=list(names.values()).index)
                 refused.add(name)
                 if right is False and (line := lines.get(ones)) is not None:
@@ -76,13 +80,13 @@ def _is_above_one(dim: Dimension) -> bool:
     return isinstance(dim, torch.export.Dim) and not hasattr(dim, "root") and (dim.min or 0) > 1
 
 
-def _of_one(places: Mapping[Place, Dimension], names: Mapping[Place, str], ones: Collection[str]) -> Sizes:
-    """The sizes where some dimensions are 1, and of those that are multiples of them."""
+def _with_size(size: int, places: Mapping[Place, Dimension], names: Mapping[Place, str], of: Collection[str]) -> Sizes:
+    """The sizes where some dimensions are `size`, and of those that are multiples of them."""
     found: Sizes = {}
     for (name, axis), dim in places.items():
         root = getattr(dim, "root", None)
-        if root is not None and root.__name__ in ones:
-            found.setdefault(name, {})[axis] = dim.fn(1)
-        elif names.get((name, axis)) in ones:
-            found.setdefault(name, {})[axis] = 1
+        if root is not None and root.__name__ in of:
+            found.setdefault(name, {})[axis] = dim.fn(size)
+        elif names.get((name, axis)) in of:
+            found.setdefault(name, {})[axis] = size
     return found
