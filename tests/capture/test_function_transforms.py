@@ -65,6 +65,19 @@ def derivatives(model: nn.Module, x: Tensor) -> Tensor:
     return sum((tensor.square().sum() for tensor in made), start=torch.zeros(())) / len(x)
 
 
+def of_autograd(model: nn.Module, x: Tensor) -> Tensor:
+    """By the vmap that torch.autograd has of its own, one of whose results is None."""
+    x, unused = x.clone().requires_grad_(), torch.ones(2, requires_grad=True)
+    rows = model.layers[:2](x)
+    units = torch.eye(8)[:, None].expand(8, *rows.shape)
+    slopes, none = torch.autograd.grad(
+        rows, (x, unused), units, create_graph=True, is_grads_batched=True, allow_unused=True
+    )
+    assert none is None
+    whole = torch.autograd.functional.jacobian(lambda given: model(given).sin(), x, create_graph=True, vectorize=True)
+    return (slopes.square().sum() + whole.square().sum()) / len(x)
+
+
 def diagonals(model: nn.Module, x: Tensor) -> Tensor:
     products = model(x) @ model(x * 2).T
     for offset in (-1, 0, 2):
@@ -176,6 +189,7 @@ def layers_of_images(model: nn.Module, x: Tensor) -> Tensor:
         (heat_equation, False),
         pytest.param(heat_equation, True, marks=pytest.mark.full),
         (jacobians, True),
+        (of_autograd, True),
         pytest.param(derivatives, True, marks=pytest.mark.full),
         (diagonals, True),
         (of_each_sample, True),

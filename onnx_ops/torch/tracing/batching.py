@@ -11,13 +11,14 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, _vmap_internals
 from torch._C._functorch import _add_batch_dim, _unwrap_batched
 from torch._functorch import eager_transforms
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch._ops import OpOverload
+from torch.autograd import functional
 from torch.library import _scoped_library
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from onnx_ops.torch.operators.dynamic_groups import convolved, gradient_of_weight
 from onnx_ops.torch.operators.embedding import counts
@@ -30,9 +31,15 @@ BATCHED = "FuncTorchBatched"
 
 @contextlib.contextmanager
 def symbolic_batches() -> Iterator[None]:
-    """A context in which vmap, jacrev and jacfwd keep the dynamic sizes of what they batch."""
+    """A context in which vmap, jacrev and jacfwd keep the dynamic sizes of what they batch.
+
+    So do the functions of torch.autograd, which have a vmap of their own.
+    """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(eager_transforms, "_construct_standard_basis_for", _standard_basis))
+        for module, basis in ((eager_transforms, _standard_basis), (functional, _flat_standard_basis)):
+            stack.enter_context(mock.patch.object(module, "_construct_standard_basis_for", basis))
+        for module in (_vmap_internals, functional):
+            stack.enter_context(mock.patch.object(module, "_vmap", _vmap))
         library = stack.enter_context(_scoped_library("aten", "IMPL"))
         with warnings.catch_warnings(action="ignore"):  # of kernels that are overridden
             for name, rule in RULES.items():
@@ -52,6 +59,31 @@ def _standard_basis(tensors: Sequence[Tensor], tensor_numels: Sequence[int]) -> 
         (rows == torch.arange(start, start + numel)).to(tensor.dtype).reshape(-1, *tensor.shape)
         for tensor, start, numel in zip(tensors, starts, tensor_numels, strict=False)
     )
+
+
+def _flat_standard_basis(tensors: Sequence[Tensor], tensor_numels: Sequence[int]) -> tuple[Tensor, ...]:
+    """As `_standard_basis`, (sum of all n, n)."""
+    return _standard_basis([tensor.reshape(-1) for tensor in tensors], tensor_numels)
+
+
+def _vmap(
+    function: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, allow_none_pass_through: bool = False
+) -> Callable[..., Any]:
+    """As that of torch.autograd, by torch.vmap, which has no results that are None."""
+
+    def mapped(*args: Any) -> Any:
+        structure: list[Any] = []
+
+        def without_none(*given: Any) -> list[Tensor]:
+            leaves, spec = tree_flatten(function(*given))
+            structure[:] = [leaf is None for leaf in leaves], spec
+            return [leaf for leaf in leaves if leaf is not None]
+
+        found = iter(torch.vmap(without_none, in_dims, out_dims)(*args))
+        missing, spec = structure
+        return tree_unflatten([None if is_none else next(found) for is_none in missing], spec)
+
+    return mapped
 
 
 Rule = Callable[..., Any]
