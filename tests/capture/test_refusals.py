@@ -85,9 +85,17 @@ def _written(x: torch.Tensor) -> torch.Tensor:
     return x if seen.sum() > 0 else -x
 
 
+def _ordered(x: torch.Tensor) -> torch.Tensor:
+    order = torch.randperm(3).tolist()
+    for place in order:
+        x = 2 * x if place else x + 1
+    return x
+
+
 REFUSED |= {
     "constant that becomes another": (_written, rf"{WHERE} decides by the numbers"),
     "drawn number": (lambda x: x if torch.rand(3).sum() > 0 else -x, rf"{WHERE} decides by random numbers"),
+    "drawn order": (_ordered, rf"{WHERE} decides by random numbers"),
 }
 
 

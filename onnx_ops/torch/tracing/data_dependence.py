@@ -203,7 +203,7 @@ class DataDependence(TorchDispatchMode):
             ones again.
 
     Attributes:
-        random: the lines that read numbers that depend on the seed alone.
+        random: the lines that read numbers that depend on the seed alone, and the symbols of these numbers.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class DataDependence(TorchDispatchMode):
         self._random = storages([seed])
         self._free: Storages = {}
         """What depends on no input."""
-        self.random: set[Line | None] = set()
+        self.random: set[Line | sympy.Symbol | None] = set()
         self._calls: Counter[tuple[OpOverload, Line | None]] = Counter()
         self._readings: dict[sympy.Symbol, _Reading] = {}
         self._names: dict[sympy.Symbol, str] = {}
@@ -252,7 +252,8 @@ class DataDependence(TorchDispatchMode):
             numbers = _numbers(result)
             place = func, line_now()
             if random:
-                self.random.add(place[1])
+                symbols = (free_unbacked_symbols(number) for number in numbers if isinstance(number, py_sym_types))
+                self.random.update([place[1]], *symbols)
             if follows and self._example is None:
                 raise ExampleRequired
             known = self._example.of_calls.get(place, []) if follows and self._example else []

@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -40,7 +41,7 @@ class Locations(TorchDispatchMode):
         number_at: a function that returns the text of the number that a line reads from a tensor in the example; None
             if that is unknown.
         restrictions: the lines that restrict dynamic dimensions, by names such as `x.size()[0]`.
-        random: the lines that read numbers that depend on random numbers alone.
+        random: the lines that read numbers that depend on random numbers alone, and the symbols of these numbers.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -52,7 +53,7 @@ class Locations(TorchDispatchMode):
         self._of_gradients: dict[int, Location] = {}
         self.number_at: Callable[[Line], str | None] = lambda line: None
         self.restrictions: dict[str, Line] = {}
-        self.random: Container[Line | None] = ()
+        self.random: Container[Line | sympy.Symbol | None] = ()
         self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> Locations:
@@ -300,7 +301,8 @@ def _branch(error: BaseException, where: Locations) -> str | None:
         return None
     operator = f" ({error.func})" if isinstance(error, DataDependentOutputException) else ""
     line = line_of_error(error)
-    if line in where.random:
+    symbols = error.cond.free_symbols if isinstance(error, GuardOnDataDependentSymNode) else ()
+    if line in where.random or any(symbol in where.random for symbol in symbols):
         return (
             f"{where.module()} decides by random numbers of the step what to do{operator}{_at(line)}; a graph cannot"
             " follow such a branch. Switch it off, as by layerdrop=0.0 in the configurations of transformers, or"
