@@ -105,6 +105,18 @@ def test_draws_from_a_seed_that_the_loss_sets_are_refused(draw: Callable[[Tensor
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_numbers_that_are_drawn_twice_are_refused() -> None:
+    """By generators in the same state, as in the Brownian motions of torchsde; their seed is another in each step."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        seed = np.random.randint(10**6)  # noqa: NPY002 (NumPy's own generator)
+        one, two = (torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)) for _ in range(2))
+        return model(x + one * two).square().mean()
+
+    with pytest.raises(CaptureError, match="draws the random numbers of an earlier draw again"):
+        gradients(nn.Linear(3, 2), loss, (torch.ones(2, 3),))
+
+
 def test_draws_from_a_generator_of_the_model_are_captured() -> None:
     generator = torch.Generator().manual_seed(3)
     before = generator.get_state()

@@ -38,6 +38,10 @@ class Draw:
     state: bytes
     generator: torch.Generator | None = field(compare=False)
 
+    def repeats(self, other: Draw) -> bool:
+        """Whether another generator draws the same numbers. One that draws again has gone on in PyTorch."""
+        return self == other and self.generator is not other.generator
+
 
 class Random(TorchDispatchMode):
     """A mode in which random operators draw from one seed, each at another offset.
@@ -132,7 +136,13 @@ class Random(TorchDispatchMode):
         generator = kwargs.get("generator")
         state = self._state if generator is None else _bytes(generator.get_state())
         if state is not None:
-            self.seeded.append(Draw(func, state, generator))
+            draw = Draw(func, state, generator)
+            if any(draw.repeats(other) for other in self.seeded):
+                raise CaptureError(
+                    f"{func} draws the random numbers of an earlier draw again, by another generator in the same state,"
+                    " and a graph draws others: draw them once, and use these"
+                )
+            self.seeded.append(draw)
         drawn = TABLE.draws[func](self._generator, *args, **kwargs)
         if func in UNIFORM:
             self._uniform[drawn] = True
