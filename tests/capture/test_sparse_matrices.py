@@ -72,10 +72,31 @@ def constants(model: Network, edges: Tensor, values: Tensor, x: Tensor) -> Tenso
     return sum((part.sin().mean() for part in parts), start=values.sum() * 0 + torch.sparse.sum(matrix))
 
 
+def pooled(model: Network, edges: Tensor, values: Tensor, x: Tensor) -> Tensor:
+    """Products of sparse matrices, and rows and columns of one, as in graph U-Nets and ASAPooling.
+
+    PyTorch has no gradients of index_select, nor of products of CSC matrices.
+    """
+    size = x.shape[0], x.shape[0]
+    starts = torch._convert_indices_from_coo_to_csr(edges[0], x.shape[0])
+    pairs = torch.sparse_coo_tensor(edges, values * model.scale, size)
+    rows = torch.sparse_csr_tensor(starts, edges[1], values.detach(), size)
+    kept = torch.topk(x[:, 0], 2).indices
+    chosen = pairs.detach().index_select(1, torch.cat([kept, kept[:1]])).to_sparse_csr()
+    coarse = chosen.t().to_sparse_csr() @ (rows @ chosen)
+    of_rows = torch.repeat_interleave(torch.arange(3), coarse.crow_indices().diff())
+    terms = torch.where(of_rows < coarse.col_indices(), 1.5, 0.5) * coarse.values().cos()
+    fewer = pairs.detach().index_select(0, kept).coalesce()
+    turned = (rows.t().values().exp() * rows.t().row_indices()).sum() + (rows.t().ccol_indices()[1:] * x[:, 1]).sum()
+    twice = ((pairs @ pairs).coalesce().values().sin().sum(), (fewer @ x).sin().sum(), (x @ model.weight).sum())
+    return terms.sum() + turned + sum(twice)
+
+
 @pytest.mark.parametrize(
     ("loss", "dtype"),
     [
         (products, torch.float32),
+        (pooled, torch.float32),
         (constants, torch.float64),
         pytest.param(products, torch.float64, marks=pytest.mark.full),
         pytest.param(constants, torch.float32, marks=pytest.mark.full),
@@ -83,7 +104,7 @@ def constants(model: Network, edges: Tensor, values: Tensor, x: Tensor) -> Tenso
 )
 def test_gradients_are_those_of_pytorch(loss: Callable[..., Tensor], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    dynamic = ({1: Dim("edges")}, {0: Dim("edges")}, {0: Dim("nodes")}) if loss is products else None
+    dynamic = ({1: Dim("edges")}, {0: Dim("edges")}, {0: Dim("nodes")}) if loss is not constants else None
     model = Network().to(dtype)
     example = edges, values, x = graph(4, dtype)
     values.requires_grad_(), x.requires_grad_()
@@ -108,7 +129,10 @@ def test_gradients_are_those_of_pytorch(loss: Callable[..., Tensor], dtype: torc
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        (lambda model, x: torch.sparse.mm(CONSTANT, CONSTANT).sum() * model.scale, "product of two sparse matrices"),
+        (
+            lambda model, x: torch.sparse.mm(CONSTANT.to_sparse_csr(), x, "amax").sum() * model.scale,
+            "sparse matrices with reduce=",
+        ),
         (lambda model, x: (CONSTANT * x).sum() * model.scale, "product of a sparse matrix with elements of another"),
         (lambda model, x: torch.sparse.sum(CONSTANT * model.scale, 1).to_dense().sum(), "sum of a sparse matrix along"),
         (

@@ -1,5 +1,8 @@
 """Sparse matrices as their indices and values: torch.sparse_coo_tensor, torch.sparse_csr_tensor, and products.
 
+Products of two sparse matrices have their elements in the order of rows and columns; in PyTorch, the columns in a row
+of those in CSR are in any order.
+
 FakeTensors have no sparse layout with dynamic sizes, and no gradients of one.
 """
 
@@ -12,14 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.table import TABLE, replaces
 
 REMEDY = (
-    "a capture has products of a sparse matrix with dense ones, its transpose, sum, softmax and to_dense(); write other"
-    " functions with its indices and values, such as by index_select and index_add"
+    "a capture has products of a sparse matrix with dense and sparse ones, its transpose, sum, softmax, index_select"
+    " and to_dense(); write other functions with its indices and values, such as by index_select and index_add"
 )
 
 
@@ -31,7 +35,7 @@ class SparseMatrix(Tensor):
         values: (E,), those of the same place added up.
         size: rows and columns.
         coalesced: whether places are unique, and in the order of rows and columns.
-        layout: torch.sparse_coo or torch.sparse_csr.
+        layout: torch.sparse_coo, torch.sparse_csr, or torch.sparse_csc, of the transpose of such a matrix.
     """
 
     _indices_: Tensor
@@ -182,12 +186,15 @@ def _coalesced(self: SparseMatrix) -> SparseMatrix:
 # Properties
 
 _handles(Tensor.indices)(lambda self: _require_coalesced(self)._indices_)
-_handles(Tensor.values)(lambda self: _require_coalesced(self)._values_)
+_handles(Tensor.values)(lambda self: (self if _is_csc(self) else _require_coalesced(self))._values_)
 _handles(Tensor._indices)(lambda self: self._indices_)
 _handles(Tensor._values)(lambda self: self._values_)
 _handles(Tensor._nnz)(lambda self: self._values_.shape[0])
 _handles(Tensor.is_coalesced)(lambda self: self._coalesced_)
 _handles(Tensor.col_indices)(lambda self: self._indices_[1])
+_handles(Tensor.row_indices)(lambda self: self._indices_[0])
+_handles(Tensor.crow_indices)(lambda self: _starts(self._indices_[0], self.sizes[0]))
+_handles(Tensor.ccol_indices)(lambda self: _starts(self._indices_[1], self.sizes[1]))
 _handles(Tensor.shape.__get__, Tensor.size)(lambda self, dim=None: self.sizes if dim is None else self.sizes[dim])
 _handles(Tensor.dim, Tensor.ndim.__get__, Tensor.sparse_dim)(lambda self: 2)
 _handles(Tensor.dense_dim)(lambda self: 0)
@@ -200,6 +207,25 @@ for _name in ("dtype", "device", "requires_grad", "is_cuda"):
     _handles(_getter)(lambda self, *_, _getter=_getter: _getter(self._values_))
 for _method in (Tensor.is_floating_point, Tensor.is_complex, torch.is_floating_point, torch.is_complex):
     _handles(_method)(lambda self, _method=_method: _method(self._values_))
+
+
+@_handles(Tensor._coalesced_)
+def _declare_coalesced(self: SparseMatrix, coalesced: bool) -> SparseMatrix:
+    self._coalesced_ = coalesced
+    return self
+
+
+def _is_csc(self: SparseMatrix) -> bool:
+    return self._layout_ is torch.sparse_csc
+
+
+def _starts(places: Tensor, count: Any) -> Tensor:
+    """(count + 1,): the number of elements before each row, or column."""
+    return functional.pad(_counts(places, count).cumsum(0), (1, 0))
+
+
+def _counts(places: Tensor, count: Any) -> Tensor:
+    return places.new_zeros(count).index_add(0, places, torch.ones_like(places))
 
 
 def _require_coalesced(self: SparseMatrix) -> SparseMatrix:
@@ -252,9 +278,9 @@ def _added(self: Any, other: Any, *, alpha: float = 1) -> Any:
 
 @_handles(Tensor.t, torch.t, Tensor.T.__get__, Tensor.mT.__get__)
 def _transposed(self: SparseMatrix, *_: Any) -> SparseMatrix:
-    if self._layout_ is not torch.sparse_coo:
-        raise CaptureError("the transpose of a CSR matrix cannot be captured: make it of a COO matrix")
-    return SparseMatrix(self._indices_.flip(0), self._values_, (self.sizes[1], self.sizes[0]))
+    layout = {torch.sparse_csr: torch.sparse_csc, torch.sparse_csc: torch.sparse_csr}.get(self._layout_, self._layout_)
+    size = self.sizes[1], self.sizes[0]
+    return SparseMatrix(self._indices_.flip(0), self._values_, size, layout is torch.sparse_csr, layout)
 
 
 @_handles(Tensor.transpose, torch.transpose)
@@ -263,6 +289,28 @@ def _exchanged(self: SparseMatrix, dim0: int, dim1: int) -> SparseMatrix:
 
 
 # Rows and columns
+
+
+@_handles(Tensor.index_select, torch.index_select)
+def _selected(self: SparseMatrix, dim: int, index: Tensor) -> SparseMatrix:
+    """The rows, or columns, of an index, which may have some several times."""
+    dim %= 2
+    ordered, positions = index.sort(stable=True)
+    first, second = _pairs(self._indices_[dim], ordered, self.sizes[dim])
+    places = [self._indices_[1 - dim].index_select(0, first)]
+    places.insert(dim, positions.index_select(0, second))
+    size = [self.sizes[1 - dim]]
+    size.insert(dim, index.shape[0])
+    return SparseMatrix(torch.stack(places), self._values_.index_select(0, first), size)
+
+
+def _pairs(one: Tensor, ordered: Tensor, count: Any) -> tuple[Tensor, Tensor]:
+    """The indices i, j of all equal elements one[i] == ordered[j], integers below `count`; `ordered` ascends."""
+    counts = _counts(ordered, count)
+    found = counts.index_select(0, one)
+    first = torch.repeat_interleave(found)
+    before = (counts.cumsum(0) - counts).index_select(0, one) - (found.cumsum(0) - found)
+    return first, before.index_select(0, first) + torch.arange(first.shape[0])
 
 
 @_handles(Tensor.to_dense)
@@ -317,8 +365,10 @@ def _times(matrix: SparseMatrix, dense: Tensor) -> Tensor:
 
 @_handles(torch.sparse.mm, torch.mm, Tensor.mm, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mv, Tensor.mv)
 def _product(first: Any, second: Any, *reduce: Any) -> Tensor:
-    if reduce or (_is_sparse(first) and _is_sparse(second)):
-        raise CaptureError(f"a product of two sparse matrices, or one with reduce=, cannot be captured: {REMEDY}")
+    if reduce:
+        raise CaptureError(f"a product of sparse matrices with reduce= cannot be captured: {REMEDY}")
+    if _is_sparse(first) and _is_sparse(second):
+        return _sparse_product(_matrix(first), _matrix(second))
     if _is_sparse(first):
         if second.dim() > 2:
             raise CaptureError(f"a product of a sparse matrix with a batch of dense ones cannot be captured: {REMEDY}")
@@ -326,6 +376,17 @@ def _product(first: Any, second: Any, *reduce: Any) -> Tensor:
     matrix = _matrix(second)
     turned = SparseMatrix(matrix._indices_.flip(0), matrix._values_, (matrix.sizes[1], matrix.sizes[0]))
     return _times(turned, first if first.dim() == 1 else first.mT).mT if first.dim() > 1 else _times(turned, first)
+
+
+def _sparse_product(one: SparseMatrix, two: SparseMatrix) -> SparseMatrix:
+    """With elements where there is a term; their sum may be 0, as in PyTorch."""
+    if two._layout_ is not torch.sparse_csr:
+        two = _coalesced(two)
+    first, second = _pairs(one._indices_[1], two._indices_[0], two.sizes[0])
+    indices = torch.stack([one._indices_[0].index_select(0, first), two._indices_[1].index_select(0, second)])
+    values = one._values_.index_select(0, first) * two._values_.index_select(0, second)
+    found = _coalesced(SparseMatrix(indices, values, (one.sizes[0], two.sizes[1])))
+    return found.with_values(found._values_, one._layout_)
 
 
 HANDLERS[Tensor.__rmatmul__] = lambda self, other: _product(other, self)
