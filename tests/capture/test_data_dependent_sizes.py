@@ -461,3 +461,39 @@ def test_another_number_of_channels_than_a_convolution_has_is_refused(rank: int)
     np.testing.assert_allclose(found, loss(model, x, labels).detach(), rtol=1e-5)
     with pytest.raises(StepError, match=r"test_data_dependent_sizes\.py, line \d+ .*reads 3 from tensors"):
         trainer.step(x=x.numpy(), labels=np.array([1, 1, 1]))
+
+
+def test_sizes_that_are_read_behind_a_branch_on_data() -> None:
+    """As many sums as there are rows, which the trace can say only where int() of the largest place is no number."""
+
+    def loss(model: nn.Module, x: Tensor, places: Tensor) -> Tensor:
+        if places.min() < 0:
+            raise ValueError("negative places")
+        sums = torch.zeros(int(places.max()) + 1, 5).index_add(0, places, x)
+        return (model(sums).sum(1) * x[:, 0].expand_as(sums[:, 0])).square().sum()
+
+    torch.manual_seed(0)
+    model = nn.Linear(5, CLASSES)
+    example = torch.randn(4, 5), torch.tensor([2, 0, 3, 1])
+    trainer = Trainer(gradients(model, loss, example, dynamic_shapes=(ROWS, ROWS), specialize=True))
+    x, places = torch.randn(3, 5), torch.tensor([1, 1, 2])
+    found = trainer.step(x=x.numpy(), places=places.numpy())["loss"]
+    np.testing.assert_allclose(found, loss(model, x, places).detach(), rtol=1e-5)
+
+
+def test_rows_padded_to_a_number_that_is_read() -> None:
+    """Without a check the graph is not tried with sizes of 1, which its conditions on data do not decide."""
+
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        count, width = int(labels.max()) + 1, int(torch.bincount(labels).max())
+        flat = torch.zeros(count * width + 1, CLASSES)
+        flat[labels * width] = model(x)
+        return flat[: count * width].view(count, width, CLASSES).exp().sum()
+
+    torch.manual_seed(0)
+    model = nn.Linear(5, CLASSES)
+    example = torch.randn(4, 5), torch.tensor([2, 0, 3, 1])
+    trainer = Trainer(gradients(model, loss, example, dynamic_shapes=(ROWS, ROWS), check=False))
+    x, labels = torch.randn(3, 5), torch.tensor([1, 2, 1])
+    found = trainer.step(x=x.numpy(), labels=labels.numpy())["loss"]
+    np.testing.assert_allclose(found, loss(model, x, labels).detach(), rtol=1e-5)

@@ -85,18 +85,16 @@ class Conversions(TorchFunctionMode):
     """A mode in which the modules that are known to call int() or float() of such numbers have these in their place.
 
     Attributes:
-        missed: whether another module has called Python's own since the mode was entered.
+        modules: their names; one that calls Python's own while the mode is entered is known from the next time on.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.missed = False
-        self._modules: list[dict[str, Any]] = []
+        self.modules: list[dict[str, Any]] = []
         self._context = contextlib.ExitStack()
 
     def __enter__(self) -> Any:
-        self.missed = False
-        for names in self._modules:
+        for names in self.modules:
             for name in NAMES.keys() - names.keys():
                 names[name] = NAMES[name]
                 self._context.callback(names.pop, name)
@@ -133,5 +131,4 @@ class Conversions(TorchFunctionMode):
         if name not in code.co_names or name in names or is_library(code.co_filename):
             return
         if not any(map(TYPES.search, linecache.getlines(code.co_filename))):
-            self._modules.append(names)
-            self.missed = True
+            self.modules.append(names)

@@ -138,8 +138,8 @@ class RecordedShapes(ShapeEnv):
 
     def note(self, condition: sympy.Basic) -> None:
         """Note sizes that may be 1 and for which a condition then does not hold, which does if they are larger."""
-        symbols = [symbol for symbol in condition.free_symbols if self._may_be_one(symbol)]
-        for ones in {frozenset([symbol]) for symbol in symbols} | {frozenset(symbols)}:
+        symbols = frozenset(symbol for symbol in condition.free_symbols if self._may_be_one(symbol))
+        for ones in {frozenset([symbol]) for symbol in symbols} | ({symbols} if symbols else set()):
             known = condition, ones
             if known not in self._known:
                 self._known[known] = self._holds(condition.xreplace(dict.fromkeys(ones, sympy.Integer(1))))

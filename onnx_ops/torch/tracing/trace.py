@@ -208,15 +208,16 @@ def trace(
     program = _Program(function, examples, dynamic, where, followed, constants, refuses, conversions)
     first: Traced | None = None
     while True:
+        known = len(conversions.modules)
         try:
             found = _followed(program)
         except CaptureError:
-            if conversions.missed:
+            if len(conversions.modules) > known:
                 continue
             if first is None:
                 raise
             return first
-        if not conversions.missed:
+        if len(conversions.modules) == known:
             return found
         first = first or found
 
