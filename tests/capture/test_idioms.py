@@ -117,6 +117,32 @@ def test_what_is_compiled_runs_as_it_is_written() -> None:
     assert capture.inference.graph.input[0].name == "input"
 
 
+def summed(x: Tensor, index: Tensor, size: int) -> Tensor:
+    return torch.zeros([size, x.shape[1]], dtype=x.dtype).index_add(0, index, x)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_functions_of_torchscript() -> None:
+    """As in schnetpack, with a size that depends on data."""
+    scripted = torch.jit.script(summed)
+
+    def loss(model: nn.Module, x: Tensor, index: Tensor) -> Tensor:
+        return scripted(model(x), index, int(index.max()) + 1).square().sum()
+
+    rows = {0: Dim("rows")}
+    example = torch.ones(3, 4), torch.tensor([0, 2, 2])
+    gradients(nn.Linear(4, 3), loss, example, dynamic_shapes=(rows, rows))
+
+
+def test_arguments_with_the_names_of_numpy() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        hidden = model(x)
+        lengths = torch.linalg.norm(hidden, axis=1, keepdims=True) + hidden.prod(axis=1, keepdims=True)
+        return (lengths * torch.maximum(hidden, other=2 * hidden).cumsum(axis=1)).sum()
+
+    gradients(nn.Linear(4, 3), loss, (torch.ones(2, 4),), dynamic_shapes=({0: Dim("rows")},))
+
+
 def test_axes_of_other_sizes_are_not_squeezed() -> None:
     """As in the structural similarity of two images."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
@@ -41,6 +42,9 @@ AUTOCAST_TO_FLOAT32 = {
 }
 """Functions with replacements whose arguments torch.autocast casts to float32 on a CPU."""
 
+NUMPY_NAMES = {"a": "input", "axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", "x2": "other"}
+"""PyTorch's names of arguments by those of NumPy, which its functions take too."""
+
 DIFFERENTIATION = (torch.autograd.grad, torch.Tensor.backward)
 
 
@@ -76,6 +80,9 @@ def _replaced(
     func: Callable[..., Any], replacement: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """What a replacement returns: NotImplemented where PyTorch's own function is to run."""
+    if not NUMPY_NAMES.keys().isdisjoint(kwargs):
+        own = inspect.signature(replacement).parameters
+        kwargs = {name if name in own else NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
     if func in AUTOCAST_TO_FLOAT32 and torch.is_autocast_enabled("cpu"):
         args, kwargs = tree_map_only(torch.Tensor, _as_float32, (args, kwargs))
         with torch.autocast("cpu", enabled=False):

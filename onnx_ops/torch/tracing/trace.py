@@ -79,9 +79,10 @@ Ways = frozenset[tuple[sympy.Basic, bool]]
 def portable_kernels() -> Iterator[None]:
     """PyTorch runs ATen operators whose derivatives are ATen operators too, instead of calls of a CPU library.
 
-    Functions that torch.compile has compiled run as they are written.
+    Functions that torch.compile or torch.jit.script has compiled run as they are written.
     """
     with (
+        mock.patch.object(torch.jit.ScriptFunction, "__call__", _called_as_written(torch.jit.ScriptFunction.__call__)),
         torch.compiler.set_stance("force_eager"),
         torch._dynamo.config.patch(error_on_nested_fx_trace=False),
         mock.patch.object(torch.backends.mha, "_is_fastpath_enabled", False),  # nested tensors, in evaluation mode
@@ -91,6 +92,16 @@ def portable_kernels() -> Iterator[None]:
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
     ):
         yield
+
+
+def _called_as_written(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call of a function of TorchScript, whose integers may then be dynamic sizes."""
+
+    def called(script: torch.jit.ScriptFunction, *args: Any, **kwargs: Any) -> Any:
+        written = getattr(script, "_torchdynamo_inline", None)
+        return call(script, *args, **kwargs) if written is None else written(*args, **kwargs)
+
+    return called
 
 
 @contextlib.contextmanager
