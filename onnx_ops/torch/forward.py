@@ -77,7 +77,7 @@ class Forward:
             seen: of the trace.
 
         Returns:
-            The graph; None if there is no call, if it returns nothing but the loss or no tensors, such as a
+            The graph; None if there is no call, if it returns nothing but the loss, or no tensors, such as a
             distribution, if it draws random numbers, or if an argument is a number that depends on a dynamic size,
             which would be a constant of the graph.
         """
@@ -172,7 +172,7 @@ class Forward:
     def _graph(
         self, call: ModelCall | FunctionCall, dynamic: Dynamic, *, remove_losses: bool = False
     ) -> onnx.ModelProto | None:
-        """The graph of a call; None if it draws random numbers or returns no tensors."""
+        """The graph of a call; None if it draws random numbers, and of the model if it returns no tensors."""
         joint = self._joint
         arguments = {name: tensor.detach().clone() for name, tensor in tensors(call.arguments)}
         values = joint.state() | arguments
@@ -188,6 +188,10 @@ class Forward:
         followed = values if self._followed is None else self._followed
         traced = trace(forward, values, dynamic, self._where, followed, self._constants)
         joint.check_constants(traced.graph, joint.buffers)
+        if not outputs and isinstance(call, FunctionCall):
+            raise CaptureError(
+                "the function for inference returns no tensors: let it return some, such as `distribution.mean`"
+            )
         if random.used or not outputs:
             return None
         exported, conditions = self._exported(traced, values, outputs)

@@ -169,14 +169,27 @@ def test_models_that_return_one_number() -> None:
         trainer.export("model.onnx")
 
 
-class Distributed(Energy):
+class Conditional(nn.Module):
+    """Returns a distribution, as the flows of zuko do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
     def forward(self, x: Tensor) -> torch.distributions.Normal:
-        return torch.distributions.Normal(self.layer(x), 1.0)
+        return torch.distributions.Normal(self.layer(x), 2.0)
 
 
 def test_models_that_return_no_tensors() -> None:
-    step = gradients(Distributed(), lambda m, x, y: -m(x).log_prob(y).mean(), (torch.randn(5, 3), torch.randn(5, 1)))
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return -model(x).log_prob(y).mean()
+
+    example = torch.randn(4, 3), torch.randn(4, 2)
+    step = gradients(Conditional(), loss, example, inference=True)
     assert step.inference is None
+    assert names(gradients(Conditional(), loss, example, inference=lambda m, x: m(x).mean).inference)[0] == ["x"]
+    with pytest.raises(CaptureError, match="returns no tensors: let it return some"):
+        gradients(Conditional(), loss, example, inference=lambda m, x: m(x))
 
 
 class Pooled(nn.Module):
