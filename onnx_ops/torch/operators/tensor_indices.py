@@ -14,6 +14,7 @@ from torch import Tensor
 
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.base.transforms import within_transforms
+from onnx_ops.torch.operators.sizes_as_data import tensor
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
@@ -36,17 +37,24 @@ def _is_empty(index: Any) -> bool:
 
 
 def _of_numbers(index: Any) -> Any:
-    """An index in which masks beside other tensors are the places of what they select.
+    """An index whose arrays of numbers from data are tensors, and masks beside other tensors the places they select.
 
     PyTorch finds these in the operator, whose shape a trace then does not know.
     """
+    if _is_array_of_numbers(index):
+        return tensor(index.tolist())
     if not isinstance(index, tuple) or within_transforms():
         return index
+    index = tuple(tensor(item.tolist()) if _is_array_of_numbers(item) else item for item in index)
     tensors = [item for item in index if isinstance(item, Tensor | list) and not _is_scalar(item)]
     if len(tensors) < 2 or not any(map(_is_mask, tensors)):
         return index
     parts = (item.nonzero().unbind(1) if _is_mask(item) else (item,) for item in index)
     return tuple(part for of_item in parts for part in of_item)
+
+
+def _is_array_of_numbers(item: Any) -> bool:
+    return isinstance(item, np.ndarray) and item.dtype == object
 
 
 def _is_mask(item: Any) -> bool:
