@@ -20,7 +20,7 @@ from torch.utils._sympy.functions import (
 )
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from onnx_ops.torch.tracing.certainty import is_certain
+from onnx_ops.torch.tracing.certainty import is_certain, least_size
 
 S, B = (sympy.Symbol(name, integer=True, positive=True) for name in "sb")
 PADDED = S + Mod(4 - Mod(S, 4), 4)
@@ -81,6 +81,24 @@ def test_the_least_size() -> None:
     assert is_certain(sympy.Ge(CHUNKS, 2), {S: ValueRanges(5, 64)})
     assert not is_certain(sympy.Ge(CHUNKS, 2), {S: ValueRanges(4, 64)})
     assert not is_certain(sympy.Ge(CHUNKS, 2), {})
+
+
+@pytest.mark.parametrize(
+    ("condition", "size"),
+    [
+        (sympy.Ge(S, 5), 5),
+        (sympy.Ge(Min(S, 3 * FloorDiv(S, 3)), 7), 9),
+        (sympy.Gt(FloorDiv(S - 3, 2) * FloorDiv(S, 2), 20), 12),
+        (sympy.Ge(S, 21), None),
+        (sympy.Le(S, 20), None),
+        (sympy.Ge(Mod(S, 3), 1), None),
+    ],
+)
+def test_the_least_size(condition: sympy.Basic, size: int | None) -> None:
+    assert least_size(condition, S, 2, 20) == size
+    if size is not None:
+        assert all(condition.subs(S, larger) for larger in range(size, 99))
+        assert size == 2 or not condition.subs(S, size - 1)
 
 
 def test_the_largest_size() -> None:

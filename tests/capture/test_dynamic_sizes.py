@@ -928,10 +928,24 @@ def test_branches_on_sizes_that_compute_the_same_both_ways() -> None:
     compared(nn.Linear(5, 2), loss, [(4, 5), (1, 5), (2, 5), (3, 5), (7, 5), (8, 5), (9, 5)], Dim("N"))
 
 
+def test_branches_on_sizes_that_equal_a_number() -> None:
+    """As PyTorch compares those of a spectrum with those of a filter; of 7 rows there are 8 frequencies, as columns."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        rows = len(x)
+        filters = torch.exp(-torch.arange(rows) / 5)[:, None] * x[:1].detach()
+        spectrum = torch.fft.rfft(model(x), n=2 * rows, dim=0) * torch.fft.rfft(filters, n=2 * rows, dim=0)
+        return torch.fft.irfft(spectrum, n=2 * rows, dim=0)[:rows].square().mean()
+
+    compared(nn.Linear(8, 8), loss, [(9, 8), (7, 8), (4, 8), (1, 8)], Dim("N"))
+
+
 @pytest.mark.parametrize(
     "branches",
     [
         lambda y: y.contiguous() if len(y) >= 64 else y * 1.5,
+        lambda y: y.contiguous() if len(y) == 64 else y * 1.5,
+        lambda y: y if len(y) != 64 and len(y) < 99 else y[:9].sin(),
         lambda y: (y * 2 if len(y) >= 100 else y) if len(y) >= 64 else y,
         lambda y: (y.contiguous() if len(y) >= 64 else y) * (1 if len(y) < 64 else 2),
         lambda y: (y.contiguous() if len(y) >= 64 else y) * (1 if len(y) <= 63 else 2),
@@ -945,6 +959,8 @@ def test_branches_on_sizes_that_compute_the_same_both_ways() -> None:
     ],
     ids=[
         "another result",
+        "another result of one size",
+        "several conditions",
         "a branch in the other way",
         "the same condition",
         "an equal condition",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from torch.utils._sympy.functions import (
     PythonMod,
     ToFloat,
 )
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 REMAINDERS = 256
@@ -63,6 +65,16 @@ def is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges
         if _evaluated(condition, sizes) is not sympy.true and not _holds(condition, symbols, few):
             return False
     return True
+
+
+def least_size(condition: sympy.Basic, symbol: sympy.Symbol, least: int, most: int) -> int | None:
+    """The least size, from `least` to `most`, from which on a condition holds for all; None if there is none."""
+
+    def holds_from(size: int) -> bool:
+        return is_certain(condition, {symbol: ValueRanges(size, int_oo)})
+
+    sizes = range(least, most + 1)
+    return least + bisect.bisect_left(sizes, True, key=holds_from) if sizes and holds_from(most) else None
 
 
 def largest_size(condition: sympy.Basic) -> int | None:

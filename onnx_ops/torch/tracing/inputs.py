@@ -22,7 +22,7 @@ from torch.utils._sympy.numbers import int_oo
 
 from onnx_ops.torch.base.arguments import Dimension
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.tracing.certainty import largest_size
+from onnx_ops.torch.tracing.certainty import largest_size, least_size
 from onnx_ops.torch.tracing.explanations import Locations, holding_where
 from onnx_ops.torch.tracing.frames import Line
 from onnx_ops.torch.tracing.sizes import RecordedShapes, Roots, allowed_sizes
@@ -136,17 +136,25 @@ def _has_no_bound(dim: Dimension) -> bool:
     return isinstance(dim, torch.export.Dim) and not hasattr(dim, "root") and dim.max in (None, int_oo)
 
 
-def least_sizes(shapes: ShapeEnv, inputs: list[Input]) -> dict[str, int]:
-    """The least sizes, by name, of dimensions that allow smaller ones than the guards.
+def least_sizes(shapes: RecordedShapes, inputs: list[Input]) -> dict[str, int]:
+    """The least sizes, by name, from which on the guards on a dimension hold, of those that allow smaller ones.
 
-    A convolution takes no fewer elements than its filter has, for example.
+    A convolution takes no fewer elements than its filter has, for example. Guards that larger sizes violate are left
+    out.
     """
+    given = {guard.expr for guard in shapes.given}
+    guards = [guard.expr for guard in shapes.guards if guard.expr not in given]
     found: dict[str, int] = {}
-    for size, dim in (named for given in inputs for named in given.named()):
-        symbol = size.node.expr
-        least = shapes.var_to_range[symbol].lower if symbol.is_Symbol else 0
-        if least > allowed_sizes(dim, least=2).lower and not hasattr(dim, "root"):
-            found[dim.__name__] = int(least)
+    for size, dim in (named for own in inputs for named in own.named()):
+        symbol, allowed = size.node.expr, int(allowed_sizes(dim, least=2).lower)
+        if hasattr(dim, "root") or not symbol.is_Symbol:
+            continue
+        of_guards = (
+            least_size(guard, symbol, allowed, size.node.hint) for guard in guards if guard.free_symbols == {symbol}
+        )
+        least = max(filter(None, [int(shapes.var_to_range[symbol].lower), *of_guards]))
+        if least > max(allowed, found.get(dim.__name__, 0)):
+            found[dim.__name__] = least
     return found
 
 

@@ -81,8 +81,8 @@ class RecordedShapes(ShapeEnv):
         self._derived: dict[sympy.Symbol, set[sympy.Basic]] = {}
 
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> sympy.Basic:
-        if self._ways is not None and args[0] in self._ways:
-            return sympy.true if self._ways[args[0]] else sympy.false
+        if (way := self._way(args[0])) is not None:
+            return sympy.true if way else sympy.false
         before, ranges = len(self.guards), dict(self.var_to_range)  # which a guard narrows
         try:
             value = super().evaluate_expr(*args, **kwargs)
@@ -95,6 +95,18 @@ class RecordedShapes(ShapeEnv):
                 self.guards[before:] = [g for g in self.guards[before:] if not is_certain(g.expr, ranges)]
                 line = self._line()
                 self._lines += ((guard.expr, line) for guard in self.guards[before:])
+
+    def _way(self, condition: sympy.Basic) -> bool | None:
+        """The value that a condition is to have, also where the same one is written otherwise; None for any other."""
+        if self._ways is None:
+            return None
+        if not isinstance(condition, sympy.core.relational.Relational):
+            return self._ways.get(condition)
+        for same in (condition, condition.reversed):
+            for written, negated in ((same, False), (same.negated, True)):
+                if written in self._ways:
+                    return self._ways[written] is not negated
+        return None
 
     @property
     def narrows(self) -> bool:

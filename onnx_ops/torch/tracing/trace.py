@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import logging
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -31,12 +30,12 @@ from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, SEED
 from onnx_ops.torch.base.arguments import Dimension
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.operators import TABLE
+from onnx_ops.torch.tracing.branches import Made, without_guards
 from onnx_ops.torch.tracing.caches import bypassed_caches, hashes_a_size, without_traced_values
 from onnx_ops.torch.tracing.constants import Constants
 from onnx_ops.torch.tracing.control_flow import written_control_flow
 from onnx_ops.torch.tracing.conversions import Conversions
 from onnx_ops.torch.tracing.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
-from onnx_ops.torch.tracing.equality import is_same
 from onnx_ops.torch.tracing.explanations import Locations, explained
 from onnx_ops.torch.tracing.extremes import symbolic_extremes
 from onnx_ops.torch.tracing.fake_tensors import FakeTensors, unchanged_conversions
@@ -45,7 +44,6 @@ from onnx_ops.torch.tracing.frames import Line
 from onnx_ops.torch.tracing.indices import index_ranges
 from onnx_ops.torch.tracing.inputs import (
     Input,
-    bounded,
     check_sizes,
     least_sizes,
     restrictions,
@@ -63,16 +61,12 @@ from onnx_ops.torch.tracing.zero_sums import make_zeros_positive
 from onnx_ops.training.conditions import Condition
 from onnx_ops.training.ranges import IndexRange
 
-GUARDS = 3
-"""Guards of a trace up to which all of their ways are traced."""
 WITHOUT_NUMBERS = (torch.nn.functional.scaled_dot_product_attention,)
 """Functions whose replacements read no numbers from data, and take longer than PyTorch's own."""
 
 Tensors = dict[str, torch.Tensor]
 Dynamic = Mapping[str, Mapping[int, Dimension]]
 """The dynamic dimensions of tensors, by the name of the tensor and the axis."""
-Ways = frozenset[tuple[sympy.Basic, bool]]
-"""Values of conditions on sizes."""
 
 
 @contextlib.contextmanager
@@ -279,7 +273,7 @@ def _trace(program: _Program) -> Traced:
         try:
             check_sizes(made.shapes, inputs, made.roots, where)
         except Exception:  # PyTorch's, or that of a root of dimensions
-            one_way = _without_guards(
+            one_way = without_guards(
                 made,
                 functools.cache(
                     lambda ways: _made(dataclasses.replace(program, where=Locations(where.model)), dict(ways))
@@ -315,7 +309,7 @@ def _trace(program: _Program) -> Traced:
     return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), made.conditions, made.mode, decided)
 
 
-def _refused_below(program: _Program, made: _Made, inputs: list[Input]) -> dict[str, int]:
+def _refused_below(program: _Program, made: Made, inputs: list[Input]) -> dict[str, int]:
     """The least sizes that a trace is valid for, by dimension; none if PyTorch does not refuse smaller ones."""
     least = least_sizes(made.shapes, inputs)
     for name, size in least.items():
@@ -338,7 +332,7 @@ def _from(dynamic: Dynamic, least: Mapping[str, int]) -> Dynamic:
     return {name: {axis: bounded(dim) for axis, dim in axes.items()} for name, axes in dynamic.items()}
 
 
-def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> _Made:
+def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> Made:
     """The graph of a function, and what it is valid for; as `_trace`.
 
     Args:
@@ -412,77 +406,7 @@ def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> 
         with bypassed_caches():
             graph = traced()
     insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
-    return _Made(graph, shapes, mode, inputs, roots, conditions, take_bounds(shapes, inputs, roots))
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A graph of a function, the symbols and inputs of the trace, the conditions on data, and bounds of sizes."""
-
-    graph: torch.fx.GraphModule
-    shapes: RecordedShapes
-    mode: FakeTensorMode
-    inputs: list[Input]
-    roots: Roots
-    conditions: list[Condition]
-    bounds: dict[str, int]
-
-    def bounded_inputs(self) -> list[Input]:
-        return bounded(self.inputs, self.roots, self.bounds)
-
-
-def _without_guards(found: _Made, made: Callable[[Ways], _Made]) -> _Made | None:
-    """A trace without guards, if code that branches on sizes computes the same in all ways; None if it does not.
-
-    As in `if len(x) >= 64: x = x.contiguous()`.
-
-    Args:
-        found: a trace with guards.
-        made: makes the trace where conditions have other values than in the example.
-    """
-    given = {guard.expr for guard in found.shapes.given}
-    guards = {g.expr: found.shapes.asked.get(g.expr) for g in found.shapes.guards if g.expr not in given}
-    here = frozenset(filter(None, guards.values()))
-    if not 0 < len(guards) <= GUARDS or not all(guards.values()):
-        return None
-    traces = [found]
-    for count in range(1, len(guards) + 1):
-        for others in itertools.combinations(guards, count):
-            changed = frozenset((condition, not value) for condition, value in filter(None, map(guards.get, others)))
-            if not _may_be(dict(here) | dict(changed)):
-                continue
-            try:
-                traces.append(other := made(changed))
-            except Exception:  # of the user's code, or of PyTorch, for sizes that the example does not have
-                return None
-            if not {guard.expr for guard in other.shapes.guards} <= (given | guards.keys()) - set(others):
-                # Other conditions, which those decide: all of them, if guards narrow no ranges.
-                return _without_guards(made(frozenset()), made) if found.shapes.narrows else None
-            if not is_same(found.graph, other.graph):
-                return None
-    if any(guard.expr in guards for guard in traces[-1].shapes.guards):  # no size has the other value of all conditions
-        traces.append(other := made(here))
-        if not is_same(found.graph, other.graph):
-            return None
-    last = traces[-1]
-    for ones, line in found.shapes.decided_at_one.items():
-        last.shapes.decided_at_one.setdefault(ones, line)
-    names = set().union(*(each.bounds for each in traces))
-    return dataclasses.replace(
-        last, bounds={name: min(each.bounds[name] for each in traces if name in each.bounds) for name in names}
-    )
-
-
-def _may_be(values: Mapping[sympy.Basic, bool]) -> bool:
-    """Whether there may be sizes for which conditions have these values; False only if it is certain."""
-    expected = [condition if value else sympy.Not(condition) for condition, value in values.items()]
-    symbols = set().union(*(condition.free_symbols for condition in values))
-    if len(symbols) != 1:
-        return True
-    try:
-        return sympy.reduce_inequalities(expected, symbols) is not sympy.false
-    except (NotImplementedError, TypeError, ValueError):  # sympy cannot solve them, such as those with Mod
-        return True
+    return Made(graph, shapes, mode, inputs, roots, conditions, take_bounds(shapes, inputs, roots))
 
 
 @contextlib.contextmanager
