@@ -94,7 +94,7 @@ def test_the_least_size() -> None:
         (sympy.Ge(Mod(S, 3), 1), None),
     ],
 )
-def test_the_least_size(condition: sympy.Basic, size: int | None) -> None:
+def test_the_size_from_which_on_conditions_hold(condition: sympy.Basic, size: int | None) -> None:
     assert least_size(condition, S, 2, 20) == size
     if size is not None:
         assert all(condition.subs(S, larger) for larger in range(size, 99))
