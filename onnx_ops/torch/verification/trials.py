@@ -291,11 +291,12 @@ def with_sizes(arguments: Tensors, sizes: Mapping[str, Mapping[int, int]]) -> Te
     functions that a model calls look at before they write.
     """
     found = {name: _reordered(tensor, sizes.get(name, {})) for name, tensor in arguments.items()}
-    return {name: _smallest_index(t) if t.dtype in INTEGERS else t for name, t in found.items()}
+    return {name: _smallest_index(t, arguments[name]) if t.dtype in INTEGERS else t for name, t in found.items()}
 
 
-def _smallest_index(tensor: torch.Tensor) -> torch.Tensor:
-    indices = tensor[tensor >= 0]
+def _smallest_index(tensor: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
+    """A tensor of the smallest index in the example, which offsets of bags begin with."""
+    indices = example[example >= 0]
     return torch.full_like(tensor, int(indices.min())) if len(indices) else tensor
 
 
