@@ -329,6 +329,17 @@ def test_what_needs_numbers_says_so() -> None:
         captured(Pools([nn.AdaptiveMaxPool2d(3)]), torch.randn(2, 4, 8, 9), 2)
 
 
+def test_slices_of_a_known_length() -> None:
+    """They are shorter where the axis is, for which the sum with six numbers is an error of PyTorch."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x).T[:, :6] + torch.arange(6)).square().mean()
+
+    capture = compared(nn.Linear(3, 2), loss, [torch.randn(rows, 3) for rows in (9, 6, 7)], {0: Dim("N")})
+    with pytest.raises(onnx_ops.StepError, match="N >= 6"):
+        onnx_ops.Trainer(capture).step(x=np.ones((5, 3), np.float32))
+
+
 def of_padded(network: nn.Module, x: Tensor) -> Tensor:
     """Of at least 5 rows, by the filter, and 3 columns."""
     y = network(F.pad(x, (1, 2, 0, 0), mode="reflect"))

@@ -104,5 +104,5 @@ def _may_be(values: Mapping[sympy.Basic, bool]) -> bool:
         return True
     try:
         return sympy.reduce_inequalities(expected, symbols) is not sympy.false
-    except (NotImplementedError, TypeError, ValueError):  # sympy cannot solve them, such as those with Mod
+    except (NotImplementedError, RecursionError, TypeError, ValueError):  # as those with Mod and with PyTorch's Min
         return True

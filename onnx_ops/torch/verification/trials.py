@@ -241,10 +241,13 @@ def _others(joint: JointStep, start: Tensors, expected: Tensors) -> Iterator[Cal
     before = {name: value for name, value in (start | reached).items() if name not in joint.arguments}
     arguments = {name: start[name] for name in joint.arguments}
     generator = torch.Generator().manual_seed(0)
-    changed = {name: _shrunk(value, generator) for name, value in arguments.items()}
     sizes = _other_sizes(joint.dynamic, arguments)
-    batches = [{name: _reordered(value, sizes.get(name, {})) for name, value in changed.items()}] if sizes else []
-    batches += [{name: _reordered(value, {}) for name, value in changed.items()}, arguments]
+    # Shrunk last: elements that are there twice differ, of which topk may take any.
+    batches = [
+        {name: _shrunk(_reordered(value, own.get(name, {})), generator) for name, value in arguments.items()}
+        for own in ([sizes] if sizes else []) + [{}]
+    ]
+    batches.append(arguments)
 
     def made(batch: Tensors) -> Tensors:
         zeros, trained, state = torch.Generator().manual_seed(1), set(joint.trained()), dict(before)
