@@ -266,6 +266,13 @@ def folded(x: Tensor) -> Tensor:
     return F.fold(F.unfold(x, 3, 1, 1, 2), x.shape[2:], 3, 1, 1, 2)
 
 
+@pytest.mark.parametrize("axes", [(1,), (1, 2, 3)], ids=str)
+def test_columns_of_a_dynamic_number_of_channels(axes: tuple[int, ...]) -> None:
+    capture = captured(network := nn.Unfold((3, 2), padding=1, stride=2), torch.randn(2, 4, 6, 5), *axes)
+    for channels in (4, 3, 7):
+        same_as_torch(capture, network, torch.randn(2, channels, 6, 5))
+
+
 def test_means_of_resized_tensors() -> None:
     """Their number of elements is that of a size that is computed as a floating number."""
     check(nn.Sequential(nn.Conv1d(4, 2, 3), nn.Upsample(scale_factor=1.7, mode="linear")), SIZES[1], torch.float32)

@@ -454,7 +454,11 @@ def _image_to_columns(
 ) -> Any:
     window = _window(kernel_size, stride, padding, dilation, 1)
     columns, out = _columns(x, window)
-    return op.Reshape(columns, integers([0, sizes(x)[1] * math.prod(kernel_size), out.product]))
+    channels, count = sizes(x)[1], math.prod(kernel_size)
+    if channels >= 0:
+        return op.Reshape(columns, integers([0, channels * count, out.product]))
+    of_channels = op.Mul(op.Shape(x, start=1, end=2), integers([count]))
+    return op.Reshape(columns, op.Concat(integers([0]), of_channels, integers([-1]), axis=0))
 
 
 @translates(aten.col2im.default)
