@@ -518,3 +518,21 @@ def test_arrays_of_numbers_from_data() -> None:
         x = torch.randn(6, 3)
         (got,) = session.run(["loss"], {**capture.state, "x": x.numpy()})
         np.testing.assert_allclose(got, folded(model, x).item(), rtol=1e-5)
+
+
+class Failing:
+    """A context manager whose exit raises an error of its own, as those of tensordict do."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
+            raise RuntimeError("of the exit")
+
+
+def test_branches_in_context_managers() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        with Failing():
+            return model(x if (x > 0).any() else -x).sum()
+
+    gradients(nn.Linear(2, 2), loss, (torch.ones(3, 2),), specialize=True)

@@ -256,6 +256,41 @@ def test_steps_of_parameters_in_containers() -> None:
     np.testing.assert_allclose(evaluated, model.eval()(batches[0]).detach(), rtol=1e-5)
 
 
+class Swapped(nn.Module):
+    """Its parameters have names with dots, as in TensorDictParams of tensordict, and are in another module in a call.
+
+    `frozen` has the first parameter detached, as the caches of torchrl have.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self._parameters.update({f"layer.{name}": parameter for name, parameter in layer.named_parameters()})
+        self.__dict__["layer"] = nn.Linear(4, 2, device="meta")
+        self.frozen = {"weight": layer.weight.detach()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = dict(self.layer._parameters)
+        self.layer._parameters.update({name.removeprefix("layer."): p for name, p in self._parameters.items()})
+        result = self.layer(x) + x @ self.frozen["weight"].T
+        self.layer._parameters.update(own)
+        return result
+
+
+def test_parameters_that_a_call_puts_into_another_module() -> None:
+    torch.manual_seed(0)
+    model, x = Swapped(nn.Linear(4, 2)), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = onnx_ops.Trainer(
+        training_step(model, lambda model, x: model(x).square().mean(), (x,), optimizer, inference=False)
+    )
+    for _ in range(2):
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        np.testing.assert_allclose(trainer.step(x=x.numpy())["loss"], loss.detach(), rtol=1e-5)
+
+
 def test_numbers_of_parameters_are_no_constants() -> None:
     """The check is at other values of the parameters too."""
     model = nn.Linear(4, 4)

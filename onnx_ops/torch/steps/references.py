@@ -1,9 +1,9 @@
-"""Parameters and buffers that modules have in containers too, as in `self.scales = [self.scale_0, self.scale_1]`."""
+"""Other tensors in the place of parameters and buffers of a model, wherever its modules have these."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -11,34 +11,62 @@ import torch
 from torch.utils._pytree import tree_any, tree_map
 
 OF_PYTORCH = frozenset(vars(torch.nn.Module()))
-"""Attributes of each module, such as its parameters, in which torch.func.functional_call replaces tensors."""
+"""Attributes of each module, such as its parameters."""
 
 
 class References:
-    """The attributes of a model's modules that hold parameters or buffers in lists, tuples and dictionaries.
+    """The places in which modules have parameters and buffers.
+
+    They are registered, under names that may contain dots. Attributes, and lists, tuples and dictionaries in them, may
+    have them too, as in `self.scales = [self.scale_0, self.scale_1]`, or be `self.scale_0.detach()`.
 
     Args:
         model: the model.
-        tensors: its parameters and buffers, by name.
+        tensors: its parameters and buffers, by name; a tied tensor has one of its names.
     """
 
     def __init__(self, model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
         self._names = {id(tensor): name for name, tensor in tensors.items()}
+        self._in_memory = {_memory(tensor): name for name, tensor in tensors.items() if tensor.numel()}
+        self._registered = [
+            (registered, key, self._names[id(tensor)])
+            for module in model.modules()
+            for registered in (module._parameters, module._buffers)
+            for key, tensor in registered.items()
+            if id(tensor) in self._names
+        ]
         self._found = [
             (module, attribute, value)
             for module in model.modules()
             for attribute, value in vars(module).items()
-            if attribute not in OF_PYTORCH and tree_any(self._is_known, value)
+            if attribute not in OF_PYTORCH and tree_any(lambda leaf: self._name(leaf) is not None, value)
         ]
 
     @contextlib.contextmanager
     def replaced(self, given: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """A context in which the containers hold the given tensors, by name, in place of the model's."""
+        """A context in which the modules have the given tensors, by name, in place of the model's."""
+
+        def other(leaf: Any) -> Any:
+            name = self._name(leaf)
+            return leaf if name is None else given[name] if id(leaf) in self._names else given[name].detach()
+
         with contextlib.ExitStack() as stack:
+            for registered, key, name in self._registered:
+                stack.callback(registered.__setitem__, key, registered[key])
+                registered[key] = given[name]
             for module, attribute, value in self._found:
-                changed = tree_map(lambda leaf: given[self._names[id(leaf)]] if self._is_known(leaf) else leaf, value)
-                stack.enter_context(mock.patch.dict(vars(module), {attribute: changed}))
+                stack.enter_context(mock.patch.dict(vars(module), {attribute: tree_map(other, value)}))
             yield
 
-    def _is_known(self, leaf: Any) -> bool:
-        return id(leaf) in self._names
+    def _name(self, leaf: Any) -> str | None:
+        """The name of the parameter or buffer that a leaf is, or is when it is detached; None for another one."""
+        if id(leaf) in self._names:
+            return self._names[id(leaf)]
+        if not isinstance(leaf, torch.Tensor) or leaf.requires_grad or leaf.layout is not torch.strided:
+            return None
+        return self._in_memory.get(_memory(leaf))
+
+
+def _memory(tensor: torch.Tensor) -> Hashable:
+    """Which elements in memory a tensor has, and as what."""
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr()

@@ -28,7 +28,7 @@ EXCHANGED = 2**18
 
 
 class _Call(torch.nn.Module):
-    """The loss as a module that contains the model, for torch.func.functional_call.
+    """The loss as a module that contains the model.
 
     `forward` computes the gradients too, so that activation checkpointing recomputes from the same parameters.
     """
@@ -280,8 +280,7 @@ class JointStep:
     def _run(self, call: _Call, given: Tensors, then: Callable[[Any], Any], *args: Any) -> tuple[Any, Tensors]:
         """The result of a call with the given parameters and buffers in place of the model's, and those after it."""
         with self._references.replaced(given):
-            named = {f"model.{name}": tensor for name, tensor in given.items()}
-            result: tuple[Any, Tensors] = torch.func.functional_call(call, named, (then, *args), tie_weights=True)
+            result: tuple[Any, Tensors] = call(then, *args)
         return result
 
     def constants(self, changed: Collection[str]) -> set[str]:

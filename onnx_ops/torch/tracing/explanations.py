@@ -163,7 +163,7 @@ def explained(where: Locations) -> Iterator[None]:
         error.args = (str(error).split("\n\nWhile executing ")[0],)  # torch.fx adds the node
         raise
     except Exception as error:
-        links = list(_causes(error, before))
+        links = list(causes(error, before))
         text = next(filter(None, (_explanation(link, where) for link in links)), None)
         line = line_of_error(links[0])
         raise CaptureError(text or f"the step cannot be captured{_at(line)}: {_first_lines(links[0])}") from error
@@ -243,7 +243,7 @@ class _Ties(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _causes(error: BaseException, before: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException, before: BaseException | None = None) -> Iterator[BaseException]:
     """The chain of causes and contexts of an error up to `before`, exclusive; the innermost first."""
     chain: list[BaseException] = []
     link: BaseException | None = error

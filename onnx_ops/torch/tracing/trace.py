@@ -36,7 +36,7 @@ from onnx_ops.torch.tracing.constants import Constants
 from onnx_ops.torch.tracing.control_flow import written_control_flow
 from onnx_ops.torch.tracing.conversions import Conversions
 from onnx_ops.torch.tracing.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
-from onnx_ops.torch.tracing.explanations import Locations, explained
+from onnx_ops.torch.tracing.explanations import Locations, causes, explained
 from onnx_ops.torch.tracing.extremes import symbolic_extremes
 from onnx_ops.torch.tracing.fake_tensors import FakeTensors, unchanged_conversions
 from onnx_ops.torch.tracing.folding import fold_functions
@@ -260,6 +260,10 @@ def _followed(program: _Program) -> Traced:
         return _trace(program)
     except ExampleRequired:
         pass
+    except CaptureError as error:
+        # The exit of a context manager of the model may have raised another one, as those of tensordict do.
+        if not any(isinstance(cause, ExampleRequired) for cause in causes(error)):
+            raise
     return _trace(dataclasses.replace(program, example=program.recorded()))
 
 
