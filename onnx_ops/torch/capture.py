@@ -304,7 +304,7 @@ def _attempted(
             return False
 
     progress.ended("steps of PyTorch")
-    where = Locations(joint.model)
+    where = Locations(joint.model, options.specialize)
     fixed = joint.buffers.keys() - set(eager.changed)
     constants = joint.constants(eager.changed)
     followed = values if options.specialize else fixed

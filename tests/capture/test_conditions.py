@@ -180,6 +180,29 @@ def test_without_the_option_the_error_has_line_and_number() -> None:
         gradients(nn.Linear(2, 2), branches, (torch.ones(2, 2),))
 
 
+def test_the_error_does_not_name_the_option_that_is_given() -> None:
+    def selected(model: nn.Linear, x: Tensor) -> Tensor:
+        rows = x[: int(x.max())]
+        return model(x).sum() * (2 if len(rows) > 1 else 1)
+
+    with pytest.raises(CaptureError, match=r"decides by the numbers(?!.*specialize=True).*torch\.where"):
+        gradients(nn.Linear(2, 2), selected, (torch.tensor([[0.0, 3.0]] * 4),), specialize=True)
+
+
+def test_branches_on_numbers_that_numpy_computes() -> None:
+    """As in TimesNet; what divides by a number that is 0 is a condition that does not hold."""
+
+    def periods(model: nn.Linear, x: Tensor) -> Tensor:
+        period = 8 // x.sum(0).topk(1).indices.numpy()
+        return model(x).sum() * (2 if 3 % period[0] else 1)
+
+    capture = gradients(nn.Linear(3, 2), periods, (torch.tensor([[0.0, 0.0, 1.0]]),), specialize=True)
+    session = onnx_ops.InferenceSession(capture.model)
+    for place, expected in enumerate([False, True, True]):
+        holds = session.run(["condition.holds"], capture.state | {"x": np.eye(3, dtype=np.float32)[[place]]})
+        assert np.all(holds) == expected
+
+
 def test_a_second_step_that_violates_a_condition_is_reported() -> None:
     """Neither another batch nor another state can be compared where the draw decides."""
 

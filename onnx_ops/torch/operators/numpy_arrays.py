@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
@@ -18,8 +19,11 @@ MAX_READ = 64
 @replaces(torch.Tensor.numpy)
 def _numpy(input: torch.Tensor, *, force: bool = False) -> np.ndarray:
     count = input.numel()
-    if isinstance(input, FakeTensor) and input.constant is None and isinstance(count, int) and count <= MAX_READ:
-        return np.array(input.tolist(), object)
+    if isinstance(input, FakeTensor):
+        if input.constant is None and isinstance(count, int) and count <= MAX_READ:
+            return np.array(input.tolist(), object)
+    elif active_fake_mode() is None and count <= MAX_READ:
+        input.tolist()  # so that the numbers of the example are recorded, one by one as they are read in a trace
     with no_dispatch():
         return _known(input).numpy(force=force)
 

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.types import py_sym_types
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import TensorReferenceAnalysis
 
@@ -392,18 +393,35 @@ class _Analysis(TensorReferenceAnalysis):
         return torch.full((), number, dtype=dtype)
 
     @staticmethod
+    def floordiv(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.div(x, _divisor(y), rounding_mode="floor")
+
+    @staticmethod
+    def python_mod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.remainder(x, _divisor(y))
+
+    @staticmethod
     def mod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Of sizes, which are not negative."""
-        return torch.remainder(x, y)
+        return torch.remainder(x, _divisor(y))
+
+
+def _divisor(number: torch.Tensor) -> torch.Tensor:
+    """A number to divide by: 1 in place of 0, for which the condition does not hold."""
+    return torch.where(number == 0, 1, number)
 
 
 def _computed(assertion: RuntimeAssert, values: Mapping[sympy.Symbol, torch.Tensor]) -> torch.Tensor:
+    divisors = {division.args[1] for division in assertion.expr.atoms(FloorDiv, Mod, PythonMod)}
+    expressions = [assertion.expr, *(sympy.Ne(divisor, 0) for divisor in divisors if divisor.free_symbols)]
     try:
-        holds: torch.Tensor = sympy_interp(_Analysis, dict(values), assertion.expr, index_dtype=torch.int64)
+        holds: list[torch.Tensor] = [
+            sympy_interp(_Analysis, dict(values), expression, index_dtype=torch.int64) for expression in expressions
+        ]
     except (NotImplementedError, AttributeError, KeyError) as error:  # a function or a symbol that it does not know
         line = line_of_stack(assertion.stack.summary())
         raise CaptureError(
             f"the step is valid only where {assertion.expr}, which depends on data"
             f"{'' if line is None else f' at {line}'}, and which a graph cannot check"
         ) from error
-    return holds
+    return functools.reduce(torch.logical_and, holds)

@@ -42,11 +42,15 @@ class Locations(TorchDispatchMode):
             if that is unknown.
         restrictions: the lines that restrict dynamic dimensions, by names such as `x.size()[0]`.
         random: the lines that read numbers that depend on random numbers alone, and the symbols of these numbers.
+
+    Args:
+        model: the model.
+        specialize: whether the trace goes the way of the example where code branches on data.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, specialize: bool = False) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.specialize = model, specialize
         self._names = {module: name or "the model" for name, module in model.named_modules()}
         self._running: list[torch.nn.Module] = []
         self._locations: dict[str, Location] = {}
@@ -309,11 +313,16 @@ def _branch(error: BaseException, where: Locations) -> str | None:
             " compute both results and select one with torch.where"
         )
     number = None if line is None else where.number_at(line)
+    option = (
+        ", nor be specialized to the example here: write it"
+        if where.specialize
+        else ". With specialize=True the step is that of the example, and refuses numbers that would take another way."
+        " Or write it"
+    )
     return (
         f"{where.module()} decides by the numbers in a tensor what to do{operator}{_at(line)}"
-        f"{'' if number is None else f', by {number} in the example'}; a graph cannot follow such a branch. With"
-        " specialize=True the step is that of the example, and refuses numbers that would take another way. Or write it"
-        " with torch.where, or compute what it decides on before the step and pass it in as a number"
+        f"{'' if number is None else f', by {number} in the example'}; a graph cannot follow such a branch"
+        f"{option} with torch.where, or compute what it decides on before the step and pass it in as a number"
     )
 
 
