@@ -31,6 +31,7 @@ from onnx_ops.graph.types import declared_types, value_info
 from onnx_ops.linking.attached import restore
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor
+from onnx_ops.training.condition_parts import ConditionParts
 from onnx_ops.training.errors import StepError, UpdateFailedError, refusals_as_step_errors
 from onnx_ops.training.seeds import derived_seed
 from onnx_ops.training.state import StatePart, Version
@@ -91,9 +92,11 @@ class Accumulation:
         }
         outputs = {n: t for n, t in declared_types(averaging.model.graph.output).items() if n not in written}
         self._buffers = [name.removeprefix(NEXT) for name in outputs if name.startswith(NEXT)]
+        inputs = [{**tensors, **self._seeds, **given} for tensors in state.sets]
+        self._parts = ConditionParts(averaging.model, self._checks.conditions, session, inputs)
         self._gradients = BoundSession(
             session(averaging.model),
-            [{**tensors, **self._seeds, **given} for tensors in state.sets],
+            inputs,
             [written, written],
             {name: numpy_dtype(tensor) for name, tensor in outputs.items()},
         )
@@ -202,6 +205,7 @@ class Accumulation:
                 if self._checks.loss is not None:
                     checked[self._checks.loss] = self._value.array
                 self._checks.check(checked)
+                self._parts.check(version.turn, arrays)
             raise
         self.batches += 1
         return found

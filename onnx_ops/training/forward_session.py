@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 import onnx
 
+from onnx_ops.core.errors import is_of_onnxruntime
 from onnx_ops.core.step_format import GRADIENT, NEXT
 from onnx_ops.graph.slices import part
 from onnx_ops.graph.types import declared_types
 from onnx_ops.training.batches import Batches
 from onnx_ops.training.binding import Arrays, BoundSession
+from onnx_ops.training.condition_parts import ConditionParts
 from onnx_ops.training.conditions import check_conditions
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.state import StatePart
@@ -44,6 +46,7 @@ class ForwardSession:
         known = counted if counted is not None and counted[0] in inputs else None
         self._batches = Batches(inputs, step.bounds, ranges, known, may_be_empty=False)
         self._bound = BoundSession(session(model), state.sets, [{}, {}], reported_dtypes(model))
+        self._parts = ConditionParts(model, step.conditions, session, state.sets)
 
     def run(self, batch: Mapping[str, object]) -> Arrays:
         """The outputs, by name; StepError for what is refused.
@@ -51,7 +54,13 @@ class ForwardSession:
         These are arrays that do not fit the inputs, numbers that violate a condition, and a state that is lost.
         """
         turn = self._state.whole.version.turn
-        found = self._bound.run(turn, self._batches.checked(batch))
+        arrays = self._batches.checked(batch)
+        try:
+            found = self._bound.run(turn, arrays)
+        except Exception as error:
+            if is_of_onnxruntime(error):
+                self._parts.check(turn, arrays)
+            raise
         check_conditions(self._conditions, found)
         return found
 

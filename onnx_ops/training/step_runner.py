@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,12 +15,12 @@ from onnx import TensorProto
 from onnx_ops.core.errors import is_of_onnxruntime
 from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, NEXT
 from onnx_ops.core.types import FLOATS, TensorType
-from onnx_ops.graph.slices import part
 from onnx_ops.graph.stored import Source
 from onnx_ops.graph.types import declared_types
 from onnx_ops.integrations.sessions import kernels_complete
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
+from onnx_ops.training.condition_parts import ConditionParts
 from onnx_ops.training.conditions import Condition, check_conditions
 from onnx_ops.training.errors import StepError, UpdateFailedError, refusals_as_step_errors
 from onnx_ops.training.in_place import InPlaceStep, in_place
@@ -138,7 +138,8 @@ class UpdateSession:
         checks: Checks,
     ) -> None:
         self._checks = checks
-        self._conditions = _Conditions(model, session, [inputs(tensors) for tensors in state.sets], checks)
+        tensors = [inputs(own) for own in state.sets]
+        self._conditions = ConditionParts(model, checks.conditions, session, tensors)
         reported = reported_dtypes(model)
         self._order = list(reported)
         self._checked: dict[str, Tensor] = {}
@@ -192,63 +193,6 @@ class UpdateSession:
         found |= {name: tensor.array.copy() for name, tensor in self._checked.items()}
         self._checks.check(found)
         return {name: found[name] for name in self._order if name in found}
-
-
-class _Conditions:
-    """Computes the conditions of a step by themselves, after a run in which a node has failed before they were known.
-
-    Args:
-        model: the step, or the part of it with the updates.
-        session: makes the session, when it is first needed.
-        inputs: for each turn the tensors of inputs, by name.
-        checks: the checks of the step.
-    """
-
-    def __init__(self, model: onnx.ModelProto, session: MakeSession, inputs: list[Tensors], checks: Checks) -> None:
-        self._model, self._session, self._inputs, self._checks = model, session, inputs, checks
-        self._bound: BoundSession | None = None
-
-    def check(self, turn: int, batch: Arrays) -> None:
-        """Raise StepError if a condition is violated."""
-        if not self._checks.conditions:
-            return
-        if self._bound is None:
-            outputs = [value for value in self._model.graph.output if value.name in (CONDITIONS, CONDITION_NUMBERS)]
-            self._bound = self._computing(outputs)
-        found = _if_computed(self._bound, turn, batch)
-        if found is not None:
-            self._checks.check(found)
-        else:  # one depends on the node that has failed
-            self._check_each(turn, batch)
-
-    def _computing(self, outputs: Sequence[onnx.ValueInfoProto]) -> BoundSession:
-        model = part(self._model, self._model.graph.input, outputs)
-        return BoundSession(self._session(model), self._inputs, [{}, {}], reported_dtypes(model))
-
-    def _check_each(self, turn: int, batch: Arrays) -> None:
-        """Raise StepError for the first condition that can be computed and is violated."""
-        parts = {node.output[0]: node.input for node in self._model.graph.node if node.op_type == "Concat"}
-        holds, numbers = parts.get(CONDITIONS, ()), parts.get(CONDITION_NUMBERS, ())
-        for condition, name in zip(self._checks.conditions, holds, strict=False):
-            read = {number.place: numbers[number.place] for number in condition.numbers if number.place < len(numbers)}
-            outputs = [onnx.helper.make_tensor_value_info(name, TensorProto.BOOL, (1,))]
-            outputs += [onnx.helper.make_tensor_value_info(own, TensorProto.DOUBLE, (1,)) for own in {*read.values()}]
-            found = _if_computed(self._computing(outputs), turn, batch)
-            if found is not None and not found[name].all():
-                values = np.full(max(read, default=-1) + 1, np.nan)
-                for place, own in read.items():
-                    values[place] = found[own].item()
-                raise StepError(condition.problem(values))
-
-
-def _if_computed(bound: BoundSession, turn: int, batch: Arrays) -> Arrays | None:
-    """The outputs of a session; None if a node fails."""
-    try:
-        return bound.run(turn, batch)
-    except Exception as error:
-        if is_of_onnxruntime(error):
-            return None
-        raise
 
 
 def check_loss(name: str, loss: np.ndarray) -> None:

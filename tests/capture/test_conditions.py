@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -559,3 +560,20 @@ def test_branches_in_context_managers() -> None:
             return model(x if (x > 0).any() else -x).sum()
 
     gradients(nn.Linear(2, 2), loss, (torch.ones(3, 2),), specialize=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*captured state only")
+def test_conditions_on_numbers_that_other_data_do_not_have() -> None:
+    """As of the batch sizes of a PackedSequence: the graph reads the third of them, and a batch has fewer."""
+
+    def selected(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.stack([model(row[None]) * (2 if row > 0.1 else 1) for row in x[x > 0.5]]).sum()
+
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.tensor([0.9, 0.8, 0.501])
+    trainer = Trainer(training_step(model, selected, (x,), optimizer, specialize=True, inference=False))
+    for run in (trainer.step, partial(trainer.evaluate, "train"), trainer.accumulate):
+        with pytest.raises(StepError, match=r"in x\[x > 0\.5\].* reads 2 from tensors, and read 3"):
+            run(x=np.array([0.9, 0.8, 0.2], np.float32))
+    trainer.step(x=x.numpy())

@@ -9,8 +9,6 @@ import onnxruntime as ort
 import torch
 
 from onnx_ops.core.step_format import (
-    CONDITION_NUMBERS,
-    CONDITIONS,
     GRADIENT,
     NEXT,
 )
@@ -35,6 +33,7 @@ from onnx_ops.torch.verification.tolerances import (
 from onnx_ops.torch.verification.trials import Trial, disturbances
 from onnx_ops.torch.verification.updates import Updates
 from onnx_ops.torch.verification.widening import Float64Computation, rounds_to_16_bits, to_float64
+from onnx_ops.training.condition_parts import check_parts
 from onnx_ops.training.conditions import check_conditions
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.step import Step
@@ -53,6 +52,13 @@ def _plain_session(model: onnx.ModelProto, options: ort.SessionOptions) -> ort.I
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     return ort.InferenceSession(link(model).SerializeToString(), options)
+
+
+def _if_run(model: onnx.ModelProto, values: Tensors) -> Arrays | None:
+    try:
+        return Graph(model).run(values)
+    except CaptureError:
+        return None
 
 
 class Verification:
@@ -124,10 +130,7 @@ class Verification:
         try:
             got = self._graph.run(values)
         except CaptureError:
-            if self._conditions:
-                graph = self._model.graph
-                outputs = [value for value in graph.output if value.name in (CONDITIONS, CONDITION_NUMBERS)]
-                check_conditions(self._conditions, Graph(part(self._model, graph.input, outputs)).run(values))
+            check_parts(self._model, self._conditions, lambda model: _if_run(model, values))
             raise
         check_conditions(self._conditions, got)
         return got
