@@ -105,16 +105,33 @@ def test_draws_from_a_seed_that_the_loss_sets_are_refused(draw: Callable[[Tensor
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_numbers_that_are_drawn_twice_are_refused() -> None:
-    """By generators in the same state, as in the Brownian motions of torchsde; their seed is another in each step."""
+def two_generators(x: Tensor, seed: int) -> list[Tensor]:
+    return [torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)) for _ in range(2)]
+
+
+def seeded_again(x: Tensor, seed: int) -> list[Tensor]:
+    generator = torch.Generator()
+    return [torch.randn(x.shape, generator=generator.manual_seed(seed)) for _ in range(2)]
+
+
+def restored(x: Tensor, seed: int) -> list[Tensor]:
+    with torch.random.fork_rng():
+        first = torch.randn(x.shape)
+    return [first, torch.randn(x.shape)]
+
+
+@pytest.mark.parametrize("draws", [two_generators, seeded_again, restored])
+def test_numbers_that_are_drawn_twice_are_refused(draws: Callable[[Tensor, int], list[Tensor]]) -> None:
+    """By a generator in the same state, as in the Brownian motions of torchsde; a seed is another in each step."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        seed = np.random.randint(10**6)  # noqa: NPY002 (NumPy's own generator)
-        one, two = (torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)) for _ in range(2))
+        one, two = draws(x, np.random.randint(10**6))  # noqa: NPY002 (NumPy's own generator)
         return model(x + one * two).square().mean()
 
+    model, before = nn.Linear(3, 2), torch.get_rng_state()
     with pytest.raises(CaptureError, match="draws the random numbers of an earlier draw again"):
-        gradients(nn.Linear(3, 2), loss, (torch.ones(2, 3),))
+        gradients(model, loss, (torch.ones(2, 3),))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_draws_from_a_generator_of_the_model_are_captured() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import sympy
 import torch
@@ -30,7 +30,7 @@ class Draw:
 
     Attributes:
         operator: of the draw.
-        state: of the generator; equal states give the same numbers.
+        state: a digest of the state of the generator; equal states give the same numbers.
         generator: None for PyTorch's.
     """
 
@@ -38,16 +38,13 @@ class Draw:
     state: bytes
     generator: torch.Generator | None = field(compare=False)
 
-    def repeats(self, other: Draw) -> bool:
-        """Whether another generator draws the same numbers. One that draws again has gone on in PyTorch."""
-        return self == other and self.generator is not other.generator
-
 
 class Random(TorchDispatchMode):
     """A mode in which random operators draw from one seed, each at another offset.
 
     Numbers of torch.rand are less than 1 and not less than 0 where code compares them with these, as with a probability
-    of 0; a single one, by which code decides what to do, is above 0. Seeding PyTorch's generator has no effect in it.
+    of 0; a single one, by which code decides what to do, is above 0. Generators draw nothing, but a draw changes their
+    states, until the exit.
 
     Args:
         seed: () int64, another number for each step.
@@ -61,30 +58,24 @@ class Random(TorchDispatchMode):
         super().__init__()
         self._generator = Generator(seed)
         self._uniform = WeakTensorKeyDictionary()
-        self._state: bytes | None = None
-        self._patches = contextlib.ExitStack()
+        self._before: dict[torch.Generator, Tensor] = {}
+        self._unseeded: set[bytes] = set()
+        """The states that PyTorch's generator comes to by draws alone."""
+        self._drawn: set[Draw] = set()
+        self._repeats = False
         self.closed = False
         self.seeded: list[Draw] = []
 
     def __enter__(self) -> Random:
-        for module in (torch, torch.random):
-            for name, function in (("manual_seed", self._seed), ("set_rng_state", self._set_state)):
-                self._patches.enter_context(mock.patch.object(module, name, function))
+        self._before = {torch.default_generator: torch.default_generator.get_state()}
+        self._unseeded = {_digest(torch.default_generator)}
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._patches.close()
-
-    def _seed(self, seed: int) -> torch.Generator:
-        self._state = repr(int(seed)).encode()
-        return torch.default_generator
-
-    def _set_state(self, state: Tensor) -> None:
-        # No draw changes the state, so that torch.random.fork_rng ends with the present one.
-        given = _bytes(state)
-        self._state = None if given == _bytes(torch.get_rng_state()) else given
+        for generator, state in self._before.items():
+            generator.set_state(state)
 
     @property
     def used(self) -> int:
@@ -99,13 +90,13 @@ class Random(TorchDispatchMode):
             first: `used` before the first draw to repeat.
             zero: () int64, a zero that is added to the seed, to be available before it draws; None for no zero.
         """
-        seed, used, closed = self._generator.seed, self._generator.used, self.closed
+        seed, used, closed, repeats = self._generator.seed, self._generator.used, self.closed, self._repeats
         self._generator.seed, self._generator.used = seed if zero is None else seed + zero, first
-        self.closed = False
+        self.closed, self._repeats = False, True
         try:
             yield
         finally:
-            self._generator.seed, self._generator.used, self.closed = seed, used, closed
+            self._generator.seed, self._generator.used, self.closed, self._repeats = seed, used, closed, repeats
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -133,20 +124,30 @@ class Random(TorchDispatchMode):
             raise CaptureError(
                 f"{func} draws random numbers within the gradient, where they would be others than in the loss"
             )
-        generator = kwargs.get("generator")
-        state = self._state if generator is None else _bytes(generator.get_state())
-        if state is not None:
-            draw = Draw(func, state, generator)
-            if any(draw.repeats(other) for other in self.seeded):
-                raise CaptureError(
-                    f"{func} draws the random numbers of an earlier draw again, by another generator in the same state,"
-                    " and a graph draws others: draw them once, and use these"
-                )
-            self.seeded.append(draw)
+        if not self._repeats:
+            self._record(func, kwargs.get("generator") or torch.default_generator)
         drawn = TABLE.draws[func](self._generator, *args, **kwargs)
         if func in UNIFORM:
             self._uniform[drawn] = True
         return drawn
+
+    def _record(self, func: OpOverload, generator: torch.Generator) -> None:
+        """Record a draw, and change the state of the generator as a draw does."""
+        own = generator is torch.default_generator
+        draw = Draw(func, _digest(generator), None if own else generator)
+        if draw in self._drawn:
+            raise CaptureError(
+                f"{func} draws the random numbers of an earlier draw again, by a generator in the same state, and a"
+                " graph draws others: draw them once, and use these"
+            )
+        self._drawn.add(draw)
+        self._before.setdefault(generator, generator.get_state())
+        unseeded = own and draw.state in self._unseeded
+        if not unseeded:
+            self.seeded.append(draw)
+        generator.manual_seed(int.from_bytes(draw.state[:7]))
+        if unseeded:
+            self._unseeded.add(_digest(generator))
 
 
 aten = torch.ops.aten
@@ -172,8 +173,9 @@ def _within_0_and_1(number: Any) -> Any:
     return number
 
 
-def _bytes(state: Tensor) -> bytes:
-    return bytes(state.numpy())
+def _digest(generator: torch.Generator) -> bytes:
+    """Of the state of a generator."""
+    return hashlib.blake2b(generator.get_state().numpy()).digest()
 
 
 def _draws(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
