@@ -344,16 +344,17 @@ def _attempted(
             return False
         return None if trial is None else True
 
+    names_of_dimensions = named_dimensions(exported.graph)
     small = refused_at_one(
         traced.dynamic,
         traced.decided_at_one,
-        named_dimensions(exported.graph),
+        names_of_dimensions,
         is_right,
         all_of_them=tried,
     )
-    if small:
-        from_two = {name: record.bounds.get(name, Bounds())._replace(min=2) for name in small}
-        record = dataclasses.replace(record, bounds={**record.bounds, **from_two})
+    least = {names_of_dimensions[place]: 1 for place in traced.never_empty if place in names_of_dimensions}
+    least |= dict.fromkeys(small, 2)
+    record = dataclasses.replace(record, bounds=_from(record.bounds, least))
     if options.check:
         progress.ended("comparison with PyTorch")
     steps.clear()
@@ -458,6 +459,12 @@ def _bounds(dynamic: Dynamic) -> dict[str, Bounds]:
     dims = [dim for axes in dynamic.values() for dim in axes.values() if isinstance(dim, torch.export.Dim)]
     found = {dim.__name__: Bounds(dim.min, dim.max if isinstance(dim.max, int) else None) for dim in dims}
     return {name: bounds for name, bounds in found.items() if bounds != Bounds()}
+
+
+def _from(bounds: Mapping[str, Bounds], least: Mapping[str, int]) -> dict[str, Bounds]:
+    """The bounds, those of dimensions of these names from the least sizes on."""
+    given = {name: bounds.get(name, Bounds()) for name in least}
+    return {**bounds, **{name: own._replace(min=max(own.min, least[name])) for name, own in given.items()}}
 
 
 def _remove_outputs(model: ir.Model, *, gradients: bool) -> None:

@@ -201,3 +201,12 @@ def test_frozen_weights() -> None:
     got = run(capture, args)
     assert set(got) == {"loss", "grad.x"}
     np.testing.assert_allclose(got["grad.x"], wanted["grad.x"], rtol=0, atol=1e-10)
+
+
+def test_no_steps_are_refused() -> None:
+    """As PyTorch does; the state stays as it was."""
+    model, axes = nn.LSTM(3, 2, batch_first=True), {0: torch.export.Dim("batch"), 1: torch.export.Dim("time")}
+    step = onnx_ops.torch.gradients(
+        model, lambda m, x: m(x)[0].sum(), (torch.ones(4, 5, 3),), dynamic_shapes=(axes,), inference=False
+    )
+    assert onnx_ops.Step.of(step.model).bounds["time"].min == 1

@@ -12,8 +12,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 def require_elements(tensor: Tensor, axes: Iterable[int] | None = None) -> None:
     """Require that sizes of a tensor are 1 or more.
 
-    For sizes that depend on data that becomes a condition of the step. Other dynamic sizes are 1 or more, but those
-    computed from them may be 0, as `x[1:].shape[0]`: where x.shape[0] = 1 is the cause, that size of it is refused.
+    For sizes that depend on data that becomes a condition of the step. Of other dynamic sizes 0 is refused, and 1 if
+    what is computed from it is 0 then, as `x[1:].shape[0]`.
 
     Args:
         tensor: in a trace, or with data.
@@ -22,8 +22,8 @@ def require_elements(tensor: Tensor, axes: Iterable[int] | None = None) -> None:
     if not tensor.dim():
         return
     for axis in range(tensor.dim()) if axes is None else axes:
-        condition = tensor.shape[axis] >= 1
-        if not isinstance(condition, torch.SymBool) or free_unbacked_symbols(condition):
-            torch._check(condition)
+        size = tensor.shape[axis]
+        if not isinstance(size, torch.SymInt) or free_unbacked_symbols(size):
+            torch._check(size >= 1)
         else:
-            condition.node.shape_env.note(condition.node.expr)  # of a RecordedShapes
+            size.node.shape_env.require_elements(size.node.expr)  # of a RecordedShapes

@@ -77,6 +77,7 @@ class RecordedShapes(ShapeEnv):
         self._notes = True
         self._known: dict[tuple[sympy.Basic, frozenset[sympy.Symbol]], bool] = {}
         self.decided_at_one: dict[frozenset[sympy.Symbol], Line | None] = {}
+        self.never_empty: set[sympy.Symbol] = set()
         """Sizes with which code does something else if they are 1, those of a set if all of them are, with the line."""
         self._derived: dict[sympy.Symbol, set[sympy.Basic]] = {}
 
@@ -157,6 +158,12 @@ class RecordedShapes(ShapeEnv):
                 self._known[known] = self._holds(condition.xreplace(dict.fromkeys(ones, sympy.Integer(1))))
             if not self._known[known]:
                 self.decided_at_one.setdefault(ones, self._line())
+
+    def require_elements(self, size: sympy.Expr) -> None:
+        """Note a size, in terms of dynamic ones, for which PyTorch raises an error if it is 0."""
+        self.note(sympy.Ge(size, 1))
+        empty = {symbol: size.xreplace({symbol: sympy.S.Zero}) for symbol in size.free_symbols}
+        self.never_empty.update(symbol for symbol, left in empty.items() if left.is_nonpositive)
 
     def _holds(self, condition: sympy.Basic) -> bool:
         if condition in (sympy.true, sympy.false):

@@ -164,6 +164,7 @@ class Traced:
         mode: the mode of the FakeTensors in the graph.
         decided_at_one: dynamic dimensions, each as an input and an axis of it, with which the code does something else
             if their size is 1 (all sizes of a set), with the line.
+        never_empty: dynamic dimensions, likewise, for whose size 0 PyTorch raises an error.
     """
 
     graph: torch.fx.GraphModule
@@ -173,6 +174,7 @@ class Traced:
     conditions: Sequence[Condition]
     mode: FakeTensorMode
     decided_at_one: Mapping[frozenset[tuple[str, int]], Line | None]
+    never_empty: Collection[tuple[str, int]]
 
     def condition_outputs(self) -> list[str]:
         """The names of the outputs with the conditions."""
@@ -310,7 +312,9 @@ def _trace(program: _Program) -> Traced:
         for symbols, line in shapes.decided_at_one.items()
         if symbols <= places.keys()
     }
-    return Traced(graph, kept, symbols, index_ranges(graph, list(examples)), made.conditions, made.mode, decided)
+    never_empty = {places[symbol] for symbol in shapes.never_empty & places.keys()}
+    ranges = index_ranges(graph, list(examples))
+    return Traced(graph, kept, symbols, ranges, made.conditions, made.mode, decided, never_empty)
 
 
 def _refused_below(program: _Program, made: Made, inputs: list[Input]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.utils._pytree import tree_map_only
 
+from onnx_ops.torch.base.requirements import require_elements
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.operators.recurrent.again import gradients_again
 from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, recurrent_product
@@ -215,6 +216,7 @@ def _instead_of(name: str) -> Callable[..., Tensors]:
         batch_first: bool = False,
     ) -> Tensors:
         settings = (has_biases, num_layers, dropout, train, bidirectional)
+        require_elements(input, [1 if batch_first else 0])
         whole, *ends = _computed(name, input.transpose(0, 1) if batch_first else input, None, hx, params, *settings)
         return whole.transpose(0, 1) if batch_first else whole, *ends
 
