@@ -51,7 +51,7 @@ from onnx_ops.torch.tracing.explanations import (
 from onnx_ops.torch.tracing.inspections import Inspections
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, trace
 from onnx_ops.torch.verification.single import Sizes, named_dimensions, refused_at_one
-from onnx_ops.torch.verification.trials import KEPT, Trial, rerun, resized, trials
+from onnx_ops.torch.verification.trials import KEPT, Trial, batch_norm_refusals, rerun, resized, trials
 from onnx_ops.torch.verification.verify import Verification
 from onnx_ops.training.step import Bounds, Step, summary
 from onnx_ops.training.step_files import save_step
@@ -333,15 +333,20 @@ def _attempted(
         with vectors_explained(traced.graph), ties_explained(traced.graph, lambda: rerun(joint, eager)):
             compared = _verify(verification, steps, more=tried)
 
+    normalized: set[tuple[str, int]] = set()  # dimensions whose size 1 is too small for batch norm
+
     def is_right(sizes: Sizes) -> bool | None:
         if not tried:
             return None
         try:
-            trial = resized(joint, make, sizes, outputs)
+            with batch_norm_refusals() as refusals:
+                trial = resized(joint, make, sizes, outputs)
             if trial is not None:
                 verification.step(trial)
         except CaptureError:
             return False
+        if refusals:
+            normalized.update((name, axis) for name, axes in sizes.items() for axis in axes)
         return None if trial is None else True
 
     names_of_dimensions = named_dimensions(exported.graph)
@@ -354,7 +359,11 @@ def _attempted(
     )
     least = {names_of_dimensions[place]: 1 for place in traced.never_empty if place in names_of_dimensions}
     least |= dict.fromkeys(small, 2)
-    record = dataclasses.replace(record, bounds=_from(record.bounds, least))
+    normalized -= {place for places in traced.decided_at_one for place in places}
+    shared = small & {names_of_dimensions[place] for place in normalized if place in names_of_dimensions}
+    bounds = _from(record.bounds, least)
+    bounds |= {name: bounds[name]._replace(worker_min=1) for name in shared}
+    record = dataclasses.replace(record, bounds=bounds)
     if options.check:
         progress.ended("comparison with PyTorch")
     steps.clear()

@@ -46,10 +46,20 @@ SCALARS = {InputRole.SEED: (TensorProto.INT64,), InputRole.SETTING: (TensorProto
 
 
 class Bounds(NamedTuple):
-    """The range of sizes of a dimension, both ends included."""
+    """The range of sizes of a dimension, both ends included.
+
+    Attributes:
+        min, max: the ends; None if there is no largest size.
+        worker_min: the least size of the batch of one of several workers that share batch norm, where that is less.
+    """
 
     min: int = 0
     max: int | None = None
+    worker_min: int | None = None
+
+    def of_worker(self) -> Bounds:
+        """The bounds of the batch of one of several workers that share batch norm."""
+        return self if self.worker_min is None else Bounds(self.worker_min, self.max)
 
     def hold(self, size: int) -> bool:
         """Whether a size is in the range."""
@@ -96,7 +106,7 @@ class Step:
         version = FORMAT if self.conditions else UNCONDITIONAL
         record: dict[str, object] = {"format": str(version), "roles": dict(self.roles), "tied": dict(self.tied)}
         if self.bounds:
-            record["bounds"] = {name: bounds._asdict() for name, bounds in self.bounds.items()}
+            record["bounds"] = {name: _bounds_entry(bounds) for name, bounds in self.bounds.items()}
         if self.ranges:
             record["ranges"] = [found.entry() for found in self.ranges]
         if self.conditions:
@@ -196,11 +206,23 @@ def _parsed(text: str) -> Step:
     )
 
 
+def _bounds_entry(bounds: Bounds) -> dict[str, int | None]:
+    entry = bounds._asdict()
+    if bounds.worker_min is None:
+        del entry["worker_min"]
+    return entry
+
+
 def _parsed_bounds(name: str, entry: object) -> Bounds:
     if isinstance(entry, dict) and {"min", "max"} <= entry.keys():
-        least, most = entry["min"], entry["max"]
-        if type(least) is int and least >= 0 and (most is None or (type(most) is int and most >= least)):
-            return Bounds(least, most)
+        least, most, worker_min = entry["min"], entry["max"], entry.get("worker_min")
+        if (
+            type(least) is int
+            and least >= 0
+            and (most is None or (type(most) is int and most >= least))
+            and (worker_min is None or (type(worker_min) is int and 0 <= worker_min <= least))
+        ):
+            return Bounds(least, most, worker_min)
     raise ValueError(f"'bounds' has {json.dumps(entry)} for '{name}', expected {{\"min\": ..., \"max\": ...}}")
 
 

@@ -5,13 +5,16 @@ The second state and batch find graphs that have a parameter as a constant.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
+from torch.nn import functional
 
 from onnx_ops.core.step_format import GRADIENT, NEXT
 from onnx_ops.torch.base.errors import CaptureError
@@ -112,6 +115,23 @@ def resized(
         return True
 
     return _run_trial(joint, lambda: make() | batch, expected, [joint.parameters.keys() | joint.arguments.keys()])
+
+
+@contextlib.contextmanager
+def batch_norm_refusals() -> Iterator[list[Exception]]:
+    """A context that notes the errors of batch norm for less than two values of a channel."""
+    found: list[Exception] = []
+    verify = vars(functional)["_verify_batch_size"]
+
+    def noting(size: list[int]) -> None:
+        try:
+            verify(size)
+        except ValueError as error:
+            found.append(error)
+            raise
+
+    with mock.patch.object(functional, "_verify_batch_size", noting):
+        yield found
 
 
 def rerun(joint: JointStep, info: RunInfo) -> None:
