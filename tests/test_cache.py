@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import os
 import pickle
 import stat
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from llvmlite import binding
 from numba import types
 
 import onnx_ops
@@ -22,6 +24,7 @@ from onnx_ops.integrations import sessions
 from onnx_ops.ops.binary_cross_entropy import binary_cross_entropy_with_logits_target_backward
 from onnx_ops.ops.kl_div import kl_div_target_backward
 from onnx_ops.runtime import cache, callbacks, compiler
+from onnx_ops.runtime.loading import linked
 from onnx_ops.runtime.process import STATE
 
 ROOT = Path(onnx_ops.__file__).parents[1]
@@ -298,3 +301,17 @@ def test_name_of_compiled_code_depends_on_what_the_files_of_kernels_import() -> 
                     if module.relative_to(package).parts[0] not in WRITE_NO_KERNELS and module not in covered:
                         missing.append((file.name, module.name))
     assert missing == []
+
+
+def test_functions_that_two_objects_name_alike() -> None:
+    """As two processes may name those that they have compiled."""
+
+    def linked_function(name: str, number: int) -> int:
+        module = binding.parse_assembly(
+            f"define linkonce_odr i64 @test_cache_inner() noinline {{ ret i64 {number} }}\n"
+            f"define i64 @{name}() {{ %found = call i64 @test_cache_inner() ret i64 %found }}"
+        )
+        return linked(compiler._alone(module.as_bitcode(), name), name)
+
+    addresses = [linked_function(f"test_cache_outer_{number}", number) for number in (1, 2)]
+    assert [ctypes.CFUNCTYPE(ctypes.c_int64)(address)() for address in addresses] == [1, 2]

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import llvmlite
 import numba
 import numpy as np
+from llvmlite import binding
 from numba import njit, types
 from numba.core.ccallback import CFunc
 from numba.core.registry import cpu_target
@@ -215,6 +216,21 @@ def compile_native(function: Callable[..., Any], signature: Signature) -> int:
         return compiled[key].address
 
 
+def _alone(bitcode: bytes, symbol: str) -> bytes:
+    """Object code in which no other function is visible.
+
+    Numba names functions by their signatures and a number of the process. Those of another process may have the same
+    names, and `linked` would call one for the other: as halves_at and bfloats_at, arguments that are intrinsics have
+    one type in the name.
+    """
+    module = binding.parse_bitcode(bitcode)
+    for value in (*module.functions, *module.global_variables):
+        if not value.is_declaration and value.name != symbol:
+            value.linkage = "internal"
+    module.verify()
+    return bytes(cpu_target.target_context.codegen()._tm.emit_object(module))
+
+
 def _compile(function: Function) -> int:
     """Compile a function and save it in the cache; returns the address of the C function."""
     native.install()
@@ -228,10 +244,11 @@ def _compile(function: Function) -> int:
     start = time.monotonic()
     with target.widest_vectors():
         callback.compile()
+        symbol = callback.native_name
+        _, _, (_, bitcode) = callback._library.serialize_using_object_code()
+        code = _alone(bitcode, symbol)
     progress.spent(time.monotonic() - start)
     keep(callback)
-    symbol = callback.native_name
-    _, _, (code, bitcode) = callback._library.serialize_using_object_code()
     _save(function, _Entry(symbol, code, symbol.removeprefix("cfunc."), bitcode))
     address: int = callback.address
     return address

@@ -165,6 +165,7 @@ FITTING = {
     ),
     "MaxPool2dWithIndices-shape_2x3x1x6",
     "MaxPool2dWithIndices-shape_2x3x5x1",
+    "MaxPool2dWithIndices-window_beyond_its_stride",
     "MaxPool2dWithIndices-window_without_elements",
     "RmsNorm-gamma_(5,7)",
     "RmsNormGrad-gamma",
