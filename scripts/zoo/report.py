@@ -51,8 +51,9 @@ well, so models whose products take more than three quarters of PyTorch's time c
 faster products. On an AMD EPYC (Zen 4), those of GPT-2 run at 75 to 106 GFLOP/s on one thread, PyTorch's at 91 to 100.
 The table is of 2 cores of an Intel Xeon (Emerald Rapids), where both reach 150 GFLOP/s, but for products with a
 transposed first factor, the gradients of weights, which take onnxruntime 1.0 to 1.45 of PyTorch's time.
-On 2 cores of an AMD EPYC (Zen 5) the same steps take 0.15 to 0.83 of eager's time on one thread, in the median 0.48,
-and 0.22 to 0.80 on two, in the median 0.46.
+On 2 cores of an AMD EPYC (Zen 5), with other work beside them, the same steps take 0.15 to 0.79 of eager's time on one
+thread, in the median 0.48, and 0.19 to 0.95 on two, in the median 0.47; and 0.41 to 0.82 of torch.compile's on one
+thread, in the twelve models that it was measured for.
 """
 
 
