@@ -29,6 +29,7 @@ from packaging.version import Version
 from onnx_ops.core.errors import Error
 from onnx_ops.runtime.ahead import compile_ahead
 from onnx_ops.runtime.compiler import Function, c_signature, compile_native, is_kept, optimized
+from onnx_ops.runtime.loading import hide_all_but
 from onnx_ops.runtime.loops.compilation import available_cores
 from onnx_ops.runtime.target import VARIABLE as TRIPLE
 
@@ -196,9 +197,7 @@ def emitted(function: Function, name: str, triple: str | None) -> bytes:
     own_name, code = optimized(function)
     module = llvm.parse_bitcode(code)
     module.link_in(llvm.parse_assembly(str(_exported(function, own_name, name, module.triple, module.data_layout))))
-    for value in (*module.functions, *module.global_variables):
-        if not value.is_declaration and value.name != name:
-            value.linkage = "internal"
+    hide_all_but(module, name)
     module.get_function(name).visibility = "hidden"
     machine = _target_machine(triple)
     module.triple, module.data_layout = machine.triple, str(machine.target_data)

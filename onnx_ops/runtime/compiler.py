@@ -35,7 +35,7 @@ from numba.core.typing import Signature
 from numba.np.numpy_support import as_dtype
 
 from onnx_ops.runtime import cache, elementary, lanes, memory, native, progress, target, tiles, vectors
-from onnx_ops.runtime.loading import linked
+from onnx_ops.runtime.loading import hide_all_but, linked
 from onnx_ops.runtime.process import STATE, keep
 
 IMPLEMENTATIONS = (native, memory, elementary, lanes, tiles, vectors)
@@ -224,9 +224,7 @@ def _alone(bitcode: bytes, symbol: str) -> bytes:
     one type in the name.
     """
     module = binding.parse_bitcode(bitcode)
-    for value in (*module.functions, *module.global_variables):
-        if not value.is_declaration and value.name != symbol:
-            value.linkage = "internal"
+    hide_all_but(module, symbol)
     module.verify()
     return bytes(cpu_target.target_context.codegen()._tm.emit_object(module))
 

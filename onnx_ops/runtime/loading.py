@@ -15,6 +15,13 @@ from numba.core.runtime import _nrt_python
 from onnx_ops.runtime.process import keep
 
 
+def hide_all_but(module: binding.ModuleRef, symbol: str) -> None:
+    """Make what a module defines internal to it, but for one function."""
+    for value in (*module.functions, *module.global_variables):
+        if not value.is_declaration and value.name != symbol:
+            value.linkage = "internal"
+
+
 def linked(code: bytes, symbol: str) -> int:
     """The address of a function in object code, which stays in this process until it ends.
 

@@ -297,9 +297,12 @@ def _attempted(
         names[:] = outputs
         return outputs
 
+    def trial_at(sizes: Mapping[str, Mapping[int, int]]) -> Trial | None:
+        return resized(joint, make, sizes, outputs)
+
     def refuses(sizes: Mapping[str, Mapping[int, int]]) -> bool:
         try:
-            return resized(joint, make, sizes, outputs) is None
+            return trial_at(sizes) is None
         except CaptureError:  # with other outputs
             return False
 
@@ -340,7 +343,7 @@ def _attempted(
             return None
         try:
             with batch_norm_refusals() as refusals:
-                trial = resized(joint, make, sizes, outputs)
+                trial = trial_at(sizes)
             if trial is not None:
                 verification.step(trial)
         except CaptureError:

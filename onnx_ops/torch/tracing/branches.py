@@ -11,6 +11,7 @@ import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from onnx_ops.torch.tracing.certainty import linear
 from onnx_ops.torch.tracing.equality import is_same
 from onnx_ops.torch.tracing.inputs import Input, bounded
 from onnx_ops.torch.tracing.sizes import RecordedShapes, Roots
@@ -89,10 +90,9 @@ def _sizes_where(values: Ways) -> dict[sympy.Symbol, sympy.Integer]:
         equation = condition if value else sympy.Not(condition)
         if isinstance(equation, sympy.Eq) and len(symbols := equation.free_symbols) == 1:
             (symbol,) = symbols
-            excess = sympy.expand(equation.lhs - equation.rhs)
-            factor, offset = excess.coeff(symbol), excess.xreplace({symbol: sympy.Integer(0)})
-            if factor.is_Integer and offset.is_Integer and excess == factor * symbol + offset and offset % factor == 0:
-                found[symbol] = -offset / factor
+            factor, offset = linear(equation.lhs - equation.rhs, symbol) or (0, 0)
+            if factor and offset % factor == 0:
+                found[symbol] = sympy.Integer(-offset // factor)
     return found
 
 

@@ -67,6 +67,15 @@ def is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges
     return True
 
 
+def linear(term: sympy.Expr, symbol: sympy.Symbol) -> tuple[int, int] | None:
+    """Factor and offset of a linear function of a symbol with integer coefficients; None for any other term."""
+    expanded = sympy.expand(term)
+    factor, offset = expanded.coeff(symbol), expanded.xreplace({symbol: sympy.S.Zero})
+    if not (factor.is_Integer and offset.is_Integer) or expanded != factor * symbol + offset:
+        return None
+    return int(factor), int(offset)
+
+
 def least_size(condition: sympy.Basic, symbol: sympy.Symbol, least: int, most: int) -> int | None:
     """The least size, from `least` to `most`, from which on a condition holds for all; None if there is none."""
 

@@ -33,6 +33,7 @@ from torch.utils._sympy.reference import TensorReferenceAnalysis
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.table import TABLE
 from onnx_ops.torch.operators.sizes_as_data import measured_size
+from onnx_ops.torch.tracing.certainty import linear
 from onnx_ops.torch.tracing.constants import DATA_DEPENDENT
 from onnx_ops.torch.tracing.effects import Storages, storages, written
 from onnx_ops.torch.tracing.frames import Line, line_now, line_of_stack
@@ -341,9 +342,9 @@ class DataDependence(TorchDispatchMode):
         for size in sizes:
             expr = size.node.expr
             for symbol in expr.free_symbols & read - values.keys():
-                factor, offset = expr.coeff(symbol), expr.subs(symbol, 0)
-                if factor.is_Integer and offset.is_Integer and expr == factor * symbol + offset:
-                    values[symbol] = torch.full((), (size - int(offset)) // int(factor), dtype=torch.int64)
+                if (coefficients := linear(expr, symbol)) is not None:
+                    factor, offset = coefficients
+                    values[symbol] = torch.full((), (size - offset) // factor, dtype=torch.int64)
         holds = [_computed(assertion, values) for assertion in found.values()]
         places = {symbol: place for place, symbol in enumerate(symbol for symbol in values if symbol in read)}
         records = tuple(self._condition(assertion, places) for assertion in found.values())

@@ -77,8 +77,9 @@ class RecordedShapes(ShapeEnv):
         self._notes = True
         self._known: dict[tuple[sympy.Basic, frozenset[sympy.Symbol]], bool] = {}
         self.decided_at_one: dict[frozenset[sympy.Symbol], Line | None] = {}
-        self.never_empty: set[sympy.Symbol] = set()
         """Sizes with which code does something else if they are 1, those of a set if all of them are, with the line."""
+        self.never_empty: set[sympy.Symbol] = set()
+        """Sizes for which PyTorch raises an error if they are 0."""
         self._derived: dict[sympy.Symbol, set[sympy.Basic]] = {}
 
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> sympy.Basic:

@@ -42,14 +42,7 @@ from onnx_ops.torch.tracing.fake_tensors import FakeTensors, unchanged_conversio
 from onnx_ops.torch.tracing.folding import fold_functions
 from onnx_ops.torch.tracing.frames import Line
 from onnx_ops.torch.tracing.indices import index_ranges
-from onnx_ops.torch.tracing.inputs import (
-    Input,
-    check_sizes,
-    least_sizes,
-    restrictions,
-    take_bounds,
-    unify_sizes,
-)
+from onnx_ops.torch.tracing.inputs import Input, check_sizes, least_sizes, restrictions, take_bounds, unify_sizes
 from onnx_ops.torch.tracing.mixed_precision import Float32Computation
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.real_parts import RealParts, has_complex_numbers

@@ -8,10 +8,7 @@ import onnx
 import onnxruntime as ort
 import torch
 
-from onnx_ops.core.step_format import (
-    GRADIENT,
-    NEXT,
-)
+from onnx_ops.core.step_format import GRADIENT, NEXT
 from onnx_ops.graph.slices import part
 from onnx_ops.linking.link import link
 from onnx_ops.torch.base.arrays import as_tensor, to_array
