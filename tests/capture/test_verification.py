@@ -17,6 +17,7 @@ from cases import names_with
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from onnx_ops.torch import CaptureError
 from onnx_ops.torch import capture as capturing
@@ -60,8 +61,8 @@ def replace(graph: ir.Graph, name: str, kind: str, *inputs: ir.Value) -> None:
     graph.outputs[place] = node.outputs[0]
 
 
-def constant(graph: ir.Graph, name: str, array: Any) -> ir.Value:
-    value = ir.val(name, const_value=ir.tensor(np.asarray(array, np.float32), name=name))
+def constant(graph: ir.Graph, name: str, array: Any, dtype: Any = np.float32) -> ir.Value:
+    value = ir.val(name, const_value=ir.tensor(np.asarray(array, dtype), name=name))
     graph.register_initializer(value)
     return value
 
@@ -184,13 +185,47 @@ def check_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capturing, "to_onnx", faulty)
     torch.manual_seed(0)
     model, rows = Branches(), Dim("rows")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    shapes = ({0: rows}, {0: rows})
     with pytest.raises(CaptureError, match=f"{said}.*check=False"):
+        training_step(model, classified, (torch.randn(8, 4), torch.randint(3, (8,))), optimizer, dynamic_shapes=shapes)
+
+
+def decayed(model: ir.Model) -> None:
+    node = next(node for node in model.graph if node.op_type == "ApplyAdamW")
+    node.replace_input_with(6, constant(model.graph, "decay", 0.5, np.float64))
+
+
+def late(model: ir.Model) -> None:
+    """The average of the parameter before its update."""
+    graph = model.graph
+    of_average = graph.outputs[output(graph, "next.averaged.module.weight")].producer()
+    assert of_average is not None
+    weight = graph.outputs[output(graph, "next.weight")]
+    place = next(i for i, value in enumerate(of_average.inputs) if value is weight)
+    of_average.replace_input_with(place, next(value for value in graph.inputs if value.name == "weight"))
+
+
+@pytest.mark.parametrize(("fault", "said"), [(decayed, "next.weight is off"), (late, "averaged.module.weight is off")])
+def test_faults_of_small_steps_are_found(
+    fault: Callable[[ir.Model], None], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step is a hundred-thousandth of the largest weight, and that of the average a thousandth of it."""
+
+    def faulty(traced: Any, values: dict[str, Tensor], *rest: Any) -> ir.Model:
+        model = capturing_honestly(traced, values, *rest)
+        fault(model)
+        return model
+
+    capturing_honestly = capturing.to_onnx
+    monkeypatch.setattr(capturing, "to_onnx", faulty)
+    torch.manual_seed(0)
+    model = nn.Linear(30, 30)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-5)
+    with pytest.raises(CaptureError, match=said):
         training_step(
-            model,
-            classified,
-            (torch.randn(8, 4), torch.randint(3, (8,))),
-            torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
-            dynamic_shapes=({0: rows}, {0: rows}),
+            model, lambda model, x: model(x).square().mean(), (torch.randn(8, 30),), optimizer, averaged=averaged
         )
 
 

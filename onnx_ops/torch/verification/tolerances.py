@@ -25,6 +25,11 @@ WIDENED: Tolerance = (1e-5, 1e-7)
 # graph in which the same input of a ReLU changes its sign rounds too: the tolerance above is added to that effect.
 ROUNDING, LARGEST_ROUNDING = 10.0, 0.5
 FLOATS = {np.dtype(np.float32), np.dtype(np.float64)}
+# Errors of rounding of an updated parameter, in machine epsilons, relative to each element.
+UPDATED = 4.0
+# The share of the elements of a parameter whose update may be off by more: with optimizers that take signs, rounding
+# decides that of a sum that is 0 but for rounding.
+FEW = 1e-4
 PIECE = 2**16
 """Elements that are compared at a time."""
 
@@ -35,20 +40,29 @@ class Comparison:
     Args:
         what: names the results in the error.
         got: the graph's results by name.
-        largest: the largest entry of all results.
+        largest: the largest entry of all results; 0 where rounding errors of others do not reach a result.
     """
 
-    def __init__(self, what: str, got: Mapping[str, np.ndarray], largest: float) -> None:
+    def __init__(self, what: str, got: Mapping[str, np.ndarray], largest: float = 0.0) -> None:
         self._what, self._got, self._largest = what, got, largest
         self._wrong: list[str] = []
 
-    def add(self, name: str, wanted: np.ndarray, tolerance: Tolerance | None = None) -> None:
+    def add(
+        self,
+        name: str,
+        wanted: np.ndarray,
+        tolerance: Tolerance | None = None,
+        *,
+        before: np.ndarray | None = None,
+    ) -> None:
         """Compare a result.
 
         Args:
             name: of the result.
             wanted: PyTorch's.
             tolerance: maximal errors, relative to the largest entry of the tensor and of all results; default by dtype.
+            before: what an update has made the result of: in float32 and float64 the changes are compared too, which
+                may be much smaller than the entries.
         """
         got = self._got.get(name)
         if got is None:
@@ -61,6 +75,14 @@ class Comparison:
             if not off <= allowed:
                 text = f"{name} is off by {off:.2g} where {allowed:.2g} is allowed; its largest entry is {size:.2g}"
                 self._wrong.append(text)
+            elif before is not None and wanted.dtype in FLOATS:
+                change = _largest_change(before, wanted)
+                # Roundings to 16 bits, as in the iterations of Muon, add up.
+                share = TOLERANCES[wanted.dtype][0] if tolerance is None else LARGEST_ROUNDING
+                wrong = _wrong_changes(got, wanted, share * change)
+                if wrong > FEW * wanted.size:
+                    text = f"{name} is off by up to {off:.2g}, in {wrong} elements; its largest change is {change:.2g}"
+                    self._wrong.append(text)
 
     def check(self) -> None:
         """Raise a DifferenceError for a missing result, another shape, or an error above the tolerance."""
@@ -153,6 +175,22 @@ def _difference(got: np.ndarray, wanted: np.ndarray) -> float:
             size = _largest_size(np.where(np.isnan(off), math.inf, off))
         largest = max(largest, size)
     return largest
+
+
+def _largest_change(before: np.ndarray, after: np.ndarray) -> float:
+    """The largest absolute difference that is finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return max((largest_entry(other - one) for one, other in _pieces(before, after)), default=0.0)
+
+
+def _wrong_changes(got: np.ndarray, wanted: np.ndarray, allowed: float) -> int:
+    """The number of elements that are off by more than this and rounding; equal infinities and two NaN are not."""
+    rounding_error, found = UPDATED * float(np.finfo(wanted.dtype).eps), 0
+    for one, other in _pieces(got, wanted):
+        with np.errstate(over="ignore", invalid="ignore"):
+            near = np.abs(one - other) <= allowed + rounding_error * np.abs(other)
+        found += int(np.count_nonzero(~(near | (one == other) | (np.isnan(one) & np.isnan(other)))))
+    return found
 
 
 def _largest_size(array: np.ndarray) -> float:

@@ -22,7 +22,7 @@ from onnx_ops.torch.steps.step import JointStep
 from onnx_ops.torch.steps.update import Update
 from onnx_ops.torch.tracing.trace import Tensors
 from onnx_ops.torch.verification.graph import Arrays, Graph
-from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, Comparison, compare, largest_of
+from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, Comparison, compare
 from onnx_ops.training.freed_memory import return_freed_memory
 
 LARGE = 2**20
@@ -175,10 +175,9 @@ class Updates:
         infinite = scaling is not None and not all(bool(found.isfinite().all()) for found in gradients.values())
         values = given | changed
         before = _Before(values, gradients, total, infinite)
-        largest = 0.0
         for graph, rounds, slices in self._parts:
             if graph is None:
-                self._compare_rounds(rounds, before, got, largest, last=last)
+                self._compare_rounds(rounds, before, got, last=last)
                 continue
             for rows in slices:
                 for twin, some in rounds:
@@ -188,7 +187,7 @@ class Updates:
                     states = self._reached(graph, rounds, states, read)
                 results = _run(graph, states, read)
                 del states
-                largest = self._compare_rounds(rounds, read, results, largest, last=True)
+                self._compare_rounds(rounds, read, results, last=True)
             for twin, _ in rounds:
                 twin.state.clear()
         if scaling is not None and (tracker := given.get(GROWTH_TRACKER)) is not None:
@@ -199,7 +198,10 @@ class Updates:
             compare("the optimizer's update", got, wanted)
         if self._averaged is not None:
             reached = {name: as_tensor(got[NEXT + name]) if NEXT + name in got else values[name] for name in values}
-            compare("the averages", got, self._averages(self._averaged, reached))
+            comparison = Comparison("the averages", got)
+            for name, array in self._averages(self._averaged, reached).items():
+                comparison.add(name, array, before=as_array(given[name.removeprefix(NEXT)]))
+            comparison.check()
 
     def _slice(self, rounds: Sequence[_Round], rows: slice, given: Tensors, before: _Before) -> tuple[Tensors, _Before]:
         """The inputs of a part of the graph, and what the update reads, with these rows of the parameter alone."""
@@ -226,29 +228,22 @@ class Updates:
             return_freed_memory()
         return given | {name.removeprefix(NEXT): as_tensor(array) for name, array in results.items()}
 
-    def _compare_rounds(
-        self, rounds: Sequence[_Round], before: _Before, results: Arrays, largest: float, *, last: bool
-    ) -> float:
+    def _compare_rounds(self, rounds: Sequence[_Round], before: _Before, results: Arrays, *, last: bool) -> None:
         """Compare the next parameters and state of some parameters, and remove them as described in `compare`.
 
         Args:
             rounds: the parameters.
             before: what the update reads.
             results: the graph's.
-            largest: the largest entry of results that were compared before.
             last: whether the next state is not needed.
-
-        Returns:
-            The largest entry of all results.
         """
-        names = self.names
-        largest = max(largest, largest_of({name: array for name, array in results.items() if name in names}))
-        comparison = Comparison("the optimizer's update", results, largest)
+        comparison = Comparison("the optimizer's update", results)
         for twin, some in rounds:
             copies = self._step(twin, some, before)
             for member in some:
                 narrow = SIXTEEN_BITS if self._plan.groups[member.group].rule.narrow else None
-                comparison.add(NEXT + member.name, as_array(copies[member.name]), narrow)
+                own = as_array(before.values[member.name])
+                comparison.add(NEXT + member.name, as_array(copies[member.name]), narrow, before=own)
                 if self._averaged is None:
                     results.pop(NEXT + member.name, None)
                 reached = twin.state[member.name]
@@ -265,7 +260,6 @@ class Updates:
             for found in rounds:
                 for name in self._results(found):
                     results.pop(name, None)
-        return largest
 
     def _step(
         self, twin: _Twin, members: Iterable[Member], before: _Before, *, own: bool = False
