@@ -8,6 +8,9 @@ from typing import Any
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.cpu import CPUContext
+from numba.core.typing import Context as TypingContext
+from numba.core.typing import Signature
 from numba.extending import intrinsic, overload
 
 from onnx_ops.loops import memory, tiles
@@ -20,6 +23,8 @@ from onnx_ops.runtime.native import (
     MANY_REGISTERS,
     OPTIONS,
     WORD,
+    Typed,
+    Values,
     implement,
     joined,
     shuffled,
@@ -35,26 +40,26 @@ TURNED = [k + QUAD * lane for k in range(QUAD) for lane in range(QUAD)]
 """Indices that transpose a QUAD x QUAD block."""
 
 
-def _lanes_at(builder: Any, numbers: Any, number: Any, place: Any) -> Any:
+def _lanes_at(builder: ir.IRBuilder, numbers: ir.Value, number: ir.Type, place: ir.Value) -> ir.Value:
     """Pointer to the LANES elements, of an LLVM type, at a place."""
     return element_at(builder, numbers, number, builder.mul(place, WORD(LANES)))
 
 
-def plus_product(builder: Any, total: Any, x: Any, y: Any) -> Any:
+def plus_product(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
     return builder.fadd(total, builder.fmul(x, y, flags=("contract",)), flags=("contract",))
 
 
-def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
     """The columns of LANES rows of LANES elements, by shuffles that are one instruction each."""
     quads = range(0, LANES, QUAD)
 
-    def paired(rows: list[Any], width: int) -> list[Any]:
+    def paired(rows: list[ir.Value], width: int) -> list[ir.Value]:
         """In each quad, `width` elements of one row and of the other: of the first half of the quad, of the second."""
         begins = [[quad + half + k for quad in quads for k in range(0, 2, width)] for half in (0, 2)]
         places = [[own + at + k for at in half for own in (0, LANES) for k in range(width)] for half in begins]
         return [shuffled(builder, rows[0], rows[1], half) for half in places]
 
-    def alternate(rows: list[Any]) -> list[Any]:
+    def alternate(rows: list[ir.Value]) -> list[ir.Value]:
         """The even quads of one row and of the other, and the odd ones."""
         begins = [[own + quad for own in (0, LANES) for quad in quads[odd::2]] for odd in (0, 1)]
         return [shuffled(builder, rows[0], rows[1], [at + k for at in half for k in range(QUAD)]) for half in begins]
@@ -68,7 +73,9 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     return [parts[k % QUAD][k // QUAD % 2][k // QUAD // 2] for k in range(LANES)]
 
 
-def _read(builder: Any, context: Any, given: Any, wanted: Any, address: Any, count: int) -> Any:
+def _read(
+    builder: ir.IRBuilder, context: CPUContext, given: types.Type, wanted: ir.Type, address: ir.Value, count: int
+) -> ir.Value:
     """`count` elements at an address, of the type of Numba array `given`, converted to LLVM type `wanted`."""
     if isinstance(given, Numbers16):
         vector = ir.VectorType(ir.IntType(16), count)
@@ -81,10 +88,17 @@ def _read(builder: Any, context: Any, given: Any, wanted: Any, address: Any, cou
 
 
 @intrinsic
-def _interleave_lines(typing: Any, sources: Any, offset: Any, numbers: Any, out: Any, place: Any) -> Any:
+def _interleave_lines(
+    typing: TypingContext,
+    sources: types.Type,
+    offset: types.Type,
+    numbers: types.Type,
+    out: types.Type,
+    place: types.Type,
+) -> Typed:
     """Interleave LANES elements of each row, so that lines of cache which rows share a set of are read once."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         sources, offset, _, out, place = args
         wanted = context.get_value_type(signature.args[3].dtype)
         addresses = [load(builder, element_at(builder, sources, WORD, WORD(lane)), WORD) for lane in range(LANES)]
@@ -101,14 +115,21 @@ def _interleave_lines(typing: Any, sources: Any, offset: Any, numbers: Any, out:
 
 
 @intrinsic
-def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out: Any, place: Any) -> Any:
+def _interleave_quads(
+    typing: TypingContext,
+    sources: types.Type,
+    offset: types.Type,
+    numbers: types.Type,
+    out: types.Type,
+    place: types.Type,
+) -> Typed:
     """Interleave QUAD elements of each row, `offset` bytes after its source; `numbers` has their type."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         sources, offset, _, out, place = args
         wanted = context.get_value_type(signature.args[3].dtype)
 
-        def quad(lane: int) -> Any:
+        def quad(lane: int) -> ir.Value:
             """QUAD elements of a row."""
             address = builder.add(load(builder, element_at(builder, sources, WORD, WORD(lane)), WORD), offset)
             return _read(builder, context, signature.args[2], wanted, address, QUAD)
@@ -128,12 +149,12 @@ def _interleave_quads(typing: Any, sources: Any, offset: Any, numbers: Any, out:
     return types.none(sources, types.int64, numbers, out, types.int64), codegen
 
 
-def _loaded(builder: Any, address: Any, vector: Any) -> Any:
+def _loaded(builder: ir.IRBuilder, address: ir.Value, vector: ir.Type) -> ir.Value:
     """A vector at an address."""
     return load(builder, pointer_at(builder, address, vector), vector, align=alignment(vector.element))
 
 
-def alignment(number: Any) -> int:
+def alignment(number: ir.Type) -> int:
     """Alignment of an element in memory, in bytes."""
     return {"double": 8, "float": 4, "i16": 2}[str(number)]
 
@@ -177,19 +198,19 @@ def _interleave_of_type(sources, element_type, start, count, out, place):
 
 @intrinsic
 def _add_products(
-    typing: Any,
-    sums: Any,
-    a: Any,
-    b: Any,
-    a_start: Any,
-    b_starts: Any,
-    rows: Any,
-    columns: Any,
-    a_row: Any,
-    b_row: Any,
-    step: Any,
-) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    typing: TypingContext,
+    sums: types.Type,
+    a: types.Type,
+    b: types.Type,
+    a_start: types.Type,
+    b_starts: types.Type,
+    rows: types.Type,
+    columns: types.Type,
+    a_row: types.Type,
+    b_row: types.Type,
+    step: types.Type,
+) -> Typed:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step = args
         number = context.get_value_type(signature.args[0].dtype)
         vector, align = ir.VectorType(number, LANES), alignment(number)
@@ -220,10 +241,12 @@ implement(tiles.add_products, _add_products)
 
 
 @intrinsic
-def _separate_quads(typing: Any, numbers: Any, place: Any, targets: Any, offset: Any) -> Any:
+def _separate_quads(
+    typing: TypingContext, numbers: types.Type, place: types.Type, targets: types.Type, offset: types.Type
+) -> Typed:
     """Write QUAD elements of each lane to a row, `offset` bytes after its target."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         numbers, place, targets, offset = args
         number = context.get_value_type(signature.args[0].dtype)
         row, align = ir.VectorType(number, QUAD), alignment(number)
@@ -246,10 +269,12 @@ def _separate_quads(typing: Any, numbers: Any, place: Any, targets: Any, offset:
 
 
 @intrinsic
-def _separate_lines(typing: Any, numbers: Any, place: Any, targets: Any, offset: Any) -> Any:
+def _separate_lines(
+    typing: TypingContext, numbers: types.Type, place: types.Type, targets: types.Type, offset: types.Type
+) -> Typed:
     """Write LANES elements of each lane to a row."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         numbers, place, targets, offset = args
         number = context.get_value_type(signature.args[0].dtype)
         lanes, align = ir.VectorType(number, LANES), alignment(number)
@@ -298,24 +323,24 @@ def _separate(numbers, place, count, targets, element_type, start):
     return implementation
 
 
-def _correlating(width: int) -> Any:
+def _correlating(width: int) -> Callable[..., Any]:
     """An intrinsic for the sums at `width` places, which are `b_step` apart in b and `out_step` in out."""
 
     @intrinsic
     def correlating(
-        typing: Any,
-        a: Any,
-        b: Any,
-        a_places: Any,
-        b_places: Any,
-        terms: Any,
-        ahead: Any,
-        b_step: Any,
-        out: Any,
-        place: Any,
-        out_step: Any,
-    ) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        typing: TypingContext,
+        a: types.Type,
+        b: types.Type,
+        a_places: types.Type,
+        b_places: types.Type,
+        terms: types.Type,
+        ahead: types.Type,
+        b_step: types.Type,
+        out: types.Type,
+        place: types.Type,
+        out_step: types.Type,
+    ) -> Typed:
+        def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             a, b, a_places, b_places, terms, ahead, b_step, out, place, out_step = args
             number = context.get_value_type(signature.args[7].dtype)
             vector, align = ir.VectorType(number, LANES), alignment(number)
@@ -374,12 +399,12 @@ def _correlate(a, b, a_places, b_places, terms, rows, columns, b_row, b_step, ou
 # --- vectors of which each lane has its own --------------------------------------------------------------------------
 
 
-def _reducing(start: float, combine: Callable[..., Any]) -> Any:
+def _reducing(start: float, combine: Callable[..., Any]) -> Callable[..., Any]:
     """An intrinsic that combines the elements of each lane, one after the other, to a vector."""
 
     @intrinsic
-    def reducing(typing: Any, numbers: Any, count: Any, out: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def reducing(typing: TypingContext, numbers: types.Type, count: types.Type, out: types.Type) -> Typed:
+        def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             numbers, count, out = args
             number = context.get_value_type(signature.args[2].dtype)
             vector, align = ir.VectorType(number, LANES), alignment(number)
@@ -397,12 +422,12 @@ def _reducing(start: float, combine: Callable[..., Any]) -> Any:
     return reducing
 
 
-def _changing(combine: Callable[..., Any]) -> Any:
+def _changing(combine: Callable[..., Any]) -> Callable[..., Any]:
     """An intrinsic that combines all elements of a lane with that of a vector, in place."""
 
     @intrinsic
-    def changing(typing: Any, numbers: Any, count: Any, values: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def changing(typing: TypingContext, numbers: types.Type, count: types.Type, values: types.Type) -> Typed:
+        def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             numbers, count, values = args
             number = context.get_value_type(signature.args[0].dtype)
             vector, align = ir.VectorType(number, LANES), alignment(number)
@@ -417,7 +442,7 @@ def _changing(combine: Callable[..., Any]) -> Any:
     return changing
 
 
-def _greater(builder: Any, most: Any, x: Any) -> Any:
+def _greater(builder: ir.IRBuilder, most: ir.Value, x: ir.Value) -> ir.Value:
     return builder.select(builder.fcmp_ordered(">", x, most), x, most)
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import from_dtype, njit, types
 from numba.core import cgutils
+from numba.core.cpu import CPUContext
+from numba.core.datamodel import DataModelManager
+from numba.core.typing import Context as TypingContext
+from numba.core.typing import Signature
 from numba.extending import intrinsic, models, overload, register_model
 
 from onnx_ops.loops import memory, primitives
@@ -25,6 +30,9 @@ from onnx_ops.runtime.native import (
     INT64,
     OPTIONS,
     WORD,
+    Codegen,
+    Typed,
+    Values,
     bfloat_to_float,
     call,
     double_to_odd_float,
@@ -42,12 +50,12 @@ from onnx_ops.runtime.records import LAYOUT, LOOP, PYTHON
 # --- pointers and blocks of memory -----------------------------------------------------------------------------------
 
 
-def _pointer_to(element: Any) -> Any:
+def _pointer_to(element: types.Type) -> Callable[[int], Any]:
     """An intrinsic that casts an address to a typed pointer."""
 
     @intrinsic
-    def pointer(typing: Any, address: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def pointer(typing: TypingContext, address: types.Type) -> Typed:
+        def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
         return types.CPointer(element)(types.int64), codegen
@@ -65,12 +73,12 @@ f4_at, f8_at, i8_at, i4_at, u2_at, i2_at, i1_at, u1_at = map(
 
 
 @functools.cache
-def _record_pointer(record: Any) -> Any:
+def _record_pointer(record: types.Type) -> Callable[[int], Any]:
     """An intrinsic that casts an address to a record."""
 
     @intrinsic
-    def at(typing: Any, address: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def at(typing: TypingContext, address: types.Type) -> Typed:
+        def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             return builder.inttoptr(args[0], context.get_value_type(record))
 
         return record(types.int64), codegen
@@ -83,7 +91,7 @@ job_at, kernel_at, python_at, loop_at, layout_at = (
 )
 
 
-def room(builder: Any, size: int) -> Any:
+def room(builder: ir.IRBuilder, size: int) -> ir.Value:
     """Pointer to `size` bytes on the stack of the calling function, aligned for any vector."""
     with builder.goto_entry_block():  # not cgutils.alloca_once: its zero fill takes LLVM minutes to compile
         block = builder.alloca(ir.ArrayType(ir.IntType(8), size))
@@ -92,18 +100,18 @@ def room(builder: Any, size: int) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def stack(typing: Any, size: Any) -> Any:
+def stack(typing: TypingContext, size: types.Type) -> Typed:
     """Address of `size` (a literal) bytes on the stack of the calling function, aligned for any vector."""
     count = size.literal_value
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         return builder.ptrtoint(room(builder, count), WORD)
 
     return types.int64(size), codegen
 
 
-def _libc(name: str, result: Any, arguments: list[Any]) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _libc(name: str, result: ir.Type, arguments: list[ir.Type]) -> Codegen:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
         value = builder.call(function, args)
         return context.get_dummy_value() if isinstance(result, ir.VoidType) else value
@@ -112,11 +120,11 @@ def _libc(name: str, result: Any, arguments: list[Any]) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def repeat(typing: Any, value: Any, count: Any, address: Any) -> Any:
+def repeat(typing: TypingContext, value: types.Type, count: types.Type, address: types.Type) -> Typed:
     """Store a value `count` (a literal) times at an address, as vectors, which LLVM does not do by itself."""
     times = count.literal_value
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         vector = repeated(builder, args[0], times)
         store(builder, vector, pointer_at(builder, args[2], vector.type), align=1)
         return context.get_dummy_value()
@@ -125,19 +133,19 @@ def repeat(typing: Any, value: Any, count: Any, address: Any) -> Any:
 
 
 @intrinsic
-def malloc(typing: Any, size: Any) -> Any:
+def malloc(typing: TypingContext, size: types.Type) -> Typed:
     """Address of a new block of `size` bytes; 0 if there is no memory."""
     return types.int64(types.int64), _libc("malloc", WORD, [WORD])
 
 
 @intrinsic
-def free(typing: Any, address: Any) -> Any:
+def free(typing: TypingContext, address: types.Type) -> Typed:
     return types.none(types.int64), _libc("free", ir.VoidType(), [WORD])
 
 
 @intrinsic
-def copy_bytes(typing: Any, source: Any, target: Any, size: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def copy_bytes(typing: TypingContext, source: types.Type, target: types.Type, size: types.Type) -> Typed:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         source, target = (builder.inttoptr(address, cgutils.voidptr_t) for address in args[:2])
         cgutils.raw_memcpy(builder, target, source, args[2], 1)
         return context.get_dummy_value()
@@ -145,7 +153,7 @@ def copy_bytes(typing: Any, source: Any, target: Any, size: Any) -> Any:
     return types.none(*[types.int64] * 3), codegen
 
 
-def prefetch_line(builder: Any, address: Any) -> None:
+def prefetch_line(builder: ir.IRBuilder, address: ir.Value) -> None:
     """Prefetch the cache line at an address, which may be invalid."""
     byte, i32 = ir.IntType(8), ir.IntType(32)
     function = ir.FunctionType(ir.VoidType(), [pointer_type(byte), i32, i32, i32])
@@ -154,10 +162,17 @@ def prefetch_line(builder: Any, address: Any) -> None:
 
 
 @intrinsic
-def _copy_lines_past_caches(typing: Any, source: Any, target: Any, lines: Any, ahead: Any, count: Any) -> Any:
+def _copy_lines_past_caches(
+    typing: TypingContext,
+    source: types.Type,
+    target: types.Type,
+    lines: types.Type,
+    ahead: types.Type,
+    count: types.Type,
+) -> Typed:
     """Copy cache lines to an aligned address; see `copy_past_caches`."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         source, target, lines, ahead, count = args
         line, byte = ir.VectorType(WORD, LINE // 8), ir.IntType(8)
         past_caches = builder.module.add_metadata([ir.IntType(32)(1)])
@@ -193,10 +208,10 @@ def copy_past_caches(source, target, size, ahead, count):
 
 
 @intrinsic
-def store_fence(typing: Any) -> Any:
+def store_fence(typing: TypingContext) -> Typed:
     """Order all previous stores of this thread before later ones (sfence)."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         builder.fence("seq_cst")
         return context.get_dummy_value()
 
@@ -216,22 +231,22 @@ class Numbers16(types.Type):  # type: ignore[misc]
 
 @register_model(Numbers16)
 class _Numbers16Model(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, numbers: Any) -> None:
+    def __init__(self, manager: DataModelManager, numbers: types.Type) -> None:
         super().__init__(manager, numbers, manager[types.CPointer(types.uint16)].get_value_type())
 
 
 @intrinsic
-def _bits16(typing: Any, numbers: Any) -> Any:
+def _bits16(typing: TypingContext, numbers: types.Type) -> Typed:
     """The pointer, cast to the bits."""
     return types.CPointer(types.uint16)(numbers), lambda context, builder, signature, args: args[0]
 
 
-def _numbers_at(element_type: int) -> Any:
+def _numbers_at(element_type: int) -> Callable[[int], Any]:
     """An intrinsic that casts an address to a pointer to 16-bit floating elements."""
 
     @intrinsic
-    def pointer(typing: Any, address: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def pointer(typing: TypingContext, address: types.Type) -> Typed:
+        def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
         return Numbers16(element_type)(types.int64), codegen
@@ -265,10 +280,10 @@ def _write16(numbers, index, value):
 
 
 @intrinsic
-def _as_floats(typing: Any, numbers: Any) -> Any:
+def _as_floats(typing: TypingContext, numbers: types.Type) -> Typed:
     """The pointer, cast to float32."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         return builder.bitcast(args[0], context.get_value_type(signature.return_type))
 
     return types.CPointer(types.float32)(numbers), codegen
@@ -400,10 +415,10 @@ implement(memory.copy_bytes, copy_bytes)
 
 
 @intrinsic
-def address_of(typing: Any, pointer: Any) -> Any:
+def address_of(typing: TypingContext, pointer: types.Type) -> Typed:
     """Address of a pointer or record."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         return builder.ptrtoint(args[0], WORD)
 
     return types.int64(pointer), codegen
@@ -413,8 +428,8 @@ implement(memory.address_of, address_of)
 
 
 @intrinsic
-def _tail(typing: Any, pointer: Any, start: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _tail(typing: TypingContext, pointer: types.Type, start: types.Type) -> Typed:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         return element_at(builder, args[0], context.get_data_type(pointer.dtype), args[1])
 
     return pointer(pointer, types.int64), codegen
@@ -424,12 +439,12 @@ implement(memory.tail, _tail)
 
 
 @intrinsic
-def _divide(typing: Any, address: Any, buffers: Any) -> Any:
+def _divide(typing: TypingContext, address: types.Type, buffers: types.Type) -> Typed:
     """The memory at an address as consecutive arrays: (its end, pointers), of pairs of a length and a dtype."""
     pointers = types.Tuple([types.CPointer(dtype.dtype) for _, dtype in buffers])
     result = types.Tuple([types.int64, pointers])
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         end, arrays = args[0], []
         for pair, pointer in zip(cgutils.unpack_tuple(builder, args[1]), pointers, strict=True):
             arrays.append(builder.inttoptr(end, context.get_value_type(pointer)))

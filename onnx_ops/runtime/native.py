@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
 from numba import config, njit, types
 from numba.core import cgutils
+from numba.core.cpu import CPUContext
 from numba.core.registry import cpu_target
+from numba.core.typing import Context as TypingContext
+from numba.core.typing import Signature
 from numba.extending import intrinsic, overload, register_jitable
 
 from onnx_ops.loops import primitives
@@ -34,6 +37,12 @@ OPTIONS: dict[str, Any] = {
     "no_cfunc_wrapper": True,
 }
 """Options of all helpers: IEEE division by zero, fused multiply-add allowed, called by compiled functions alone."""
+
+Values = Sequence[ir.Value]
+Codegen = Callable[[CPUContext, ir.IRBuilder, Signature, Values], ir.Value]
+"""Emits the code of a call: of its target, of its types and of its arguments."""
+Typed = tuple[Signature, Codegen]
+"""What an intrinsic is for argument types."""
 
 f4, f8, i4, i8, u2 = np.float32, np.float64, np.int32, np.int64, np.uint16
 
@@ -89,10 +98,10 @@ def _elements_at(arrays, index):
 
 
 @intrinsic
-def call(typing: Any, address: Any, arguments: Any) -> Any:
+def call(typing: TypingContext, address: types.Type, arguments: types.Type) -> Typed:
     """Call a C function at an address with a tuple of 64-bit words; returns a 64-bit word."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         words = cgutils.unpack_tuple(builder, args[1])
         # A pointer to a function has its type: llvmlite has no other calls of an address.
         function = builder.inttoptr(args[0], ir.FunctionType(WORD, [WORD] * len(words)).as_pointer())
@@ -102,22 +111,22 @@ def call(typing: Any, address: Any, arguments: Any) -> Any:
 
 
 @intrinsic
-def bitcast(typing: Any, value: Any, like: Any) -> Any:
+def bitcast(typing: TypingContext, value: types.Type, like: types.Type) -> Typed:
     """`value` reinterpreted as the type of `like`."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         return builder.bitcast(args[0], context.get_value_type(signature.return_type))
 
     return like(value, like), codegen
 
 
-def shuffled(builder: Any, a: Any, b: Any, places: Iterable[int]) -> Any:
+def shuffled(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, places: Iterable[int]) -> ir.Value:
     """shufflevector: the elements at `places` of the concatenation of two vectors."""
     mask = list(places)
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(mask)), mask))
 
 
-def joined(builder: Any, vectors: list[Any]) -> Any:
+def joined(builder: ir.IRBuilder, vectors: list[ir.Value]) -> ir.Value:
     """The concatenation of a power of 2 of vectors."""
     while len(vectors) > 1:
         places = range(2 * vectors[0].type.count)
@@ -125,26 +134,26 @@ def joined(builder: Any, vectors: list[Any]) -> Any:
     return vectors[0]
 
 
-def repeated(builder: Any, value: Any, count: int) -> Any:
+def repeated(builder: ir.IRBuilder, value: ir.Value, count: int) -> ir.Value:
     """A vector of `count` elements equal to `value` (splat)."""
     vector = ir.VectorType(value.type, count)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
     return shuffled(builder, first, first, [0] * count)
 
 
-def called(builder: Any, name: str, *args: Any) -> Any:
+def called(builder: ir.IRBuilder, name: str, *args: ir.Value) -> ir.Value:
     """Call an LLVM intrinsic whose result has the type of the first argument."""
     function = ir.FunctionType(args[0].type, [value.type for value in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, function, f"llvm.{name}"), args)
 
 
-def of_type(name: str, number: Any) -> str:
+def of_type(name: str, number: ir.Type) -> str:
     """The LLVM name of an intrinsic, for float32, float64 or a vector of them."""
     count, kind = (f"v{number.count}", number.element) if isinstance(number, ir.VectorType) else ("", number)
     return f"{name}.{count}f{32 if kind == ir.FloatType() else 64}"
 
 
-def widened(builder: Any, element_type: int, bits: Any) -> Any:
+def widened(builder: ir.IRBuilder, element_type: int, bits: ir.Value) -> ir.Value:
     """Convert the bits of FLOAT16 or BFLOAT16 elements, a vector of uint16, to a vector of float32."""
     count = bits.type.count
     if element_type == FLOAT16:
@@ -156,16 +165,16 @@ def widened(builder: Any, element_type: int, bits: Any) -> Any:
 
 
 @intrinsic
-def half_to_float(typing: Any, bits: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def half_to_float(typing: TypingContext, bits: types.Type) -> Typed:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
 
     return types.float32(types.uint16), codegen
 
 
 @intrinsic
-def float_to_half(typing: Any, value: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def float_to_half(typing: TypingContext, value: types.Type) -> Typed:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
 
     return types.uint16(types.float32), codegen
@@ -201,8 +210,8 @@ def double_to_odd_float(value):
 
 
 @intrinsic
-def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def fused(typing: TypingContext, a: types.Type, b: types.Type, c: types.Type) -> Typed:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         return called(builder, of_type("fma", args[0].type), *args)
 
     return a(a, a, a), codegen
@@ -211,12 +220,12 @@ def fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
 implement(primitives.fma, fused)
 
 
-def _in_any_order(operation: str) -> Any:
+def _in_any_order(operation: str) -> Callable[..., Any]:
     """An intrinsic for a sum or product that LLVM may reassociate."""
 
     @intrinsic
-    def combine(typing: Any, a: Any, b: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def combine(typing: TypingContext, a: types.Type, b: types.Type) -> Typed:
+        def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
             return getattr(builder, operation)(*args, flags=("reassoc", "contract"))
 
         return a(a, a), codegen
@@ -242,7 +251,7 @@ def _multiplied_in_any_order(a, b):
 
 
 @intrinsic
-def _select(typing: Any, condition: Any, a: Any, b: Any) -> Any:
+def _select(typing: TypingContext, condition: types.Type, a: types.Type, b: types.Type) -> Typed:
     return a(types.boolean, a, a), lambda context, builder, signature, args: builder.select(*args)
 
 

@@ -9,18 +9,21 @@ get no `op`.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.cpu import CPUContext
+from numba.core.datamodel import DataModelManager
+from numba.core.typing import Context as TypingContext
+from numba.core.typing import Signature
 from numba.extending import intrinsic, models, register_model
 
 from onnx_ops.core.op import Op
 from onnx_ops.loops.in_place import in_place_pairs
 from onnx_ops.runtime.compiler import Function, compile_native
 from onnx_ops.runtime.declarations import Declaration
-from onnx_ops.runtime.native import WORD
+from onnx_ops.runtime.native import WORD, Typed, Values
 from onnx_ops.runtime.pointers import pointer_at, store
 
 Pairs = tuple[tuple[int, int], ...]
@@ -37,15 +40,15 @@ class _Constants(types.Type):  # type: ignore[misc]
 
 @register_model(_Constants)
 class _ConstantsModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, constants: Any) -> None:
+    def __init__(self, manager: DataModelManager, constants: types.Type) -> None:
         super().__init__(manager, constants, WORD)
 
 
 @intrinsic
-def _store_arrays(typing: Any, inputs: Any, outputs: Any) -> Any:
+def _store_arrays(typing: TypingContext, inputs: types.Type, outputs: types.Type) -> Typed:
     """Store the addresses of constant arrays of the indices; returns their length."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         for address, indices in zip(args, zip(*inputs.pairs, strict=True), strict=True):
             numbers = ir.Constant(ir.ArrayType(ir.IntType(32), len(indices)), indices)
             array = cgutils.global_constant(builder, "indices", numbers)

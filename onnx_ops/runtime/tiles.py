@@ -8,6 +8,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.cpu import CPUContext
+from numba.core.typing import Context as TypingContext
+from numba.core.typing import Signature
 from numba.extending import intrinsic
 
 from onnx_ops.loops import tiles
@@ -17,6 +20,8 @@ from onnx_ops.runtime.lanes import alignment, plus_product
 from onnx_ops.runtime.native import (
     MANY_REGISTERS,
     WORD,
+    Typed,
+    Values,
     implement,
     repeated,
     shuffled,
@@ -24,14 +29,14 @@ from onnx_ops.runtime.native import (
 from onnx_ops.runtime.pointers import element_at, load, store
 
 
-def _part_of(number: Any) -> tuple[int, int]:
+def _part_of(number: ir.Type) -> tuple[int, int]:
     """Rows and vectors of a tile whose sums are held in registers at once."""
     if not MANY_REGISTERS:
         return ROWS // 2, 1
     return (ROWS, PANEL) if isinstance(number, ir.FloatType) else (ROWS, 1)
 
 
-def _for_parts(builder: Any, number: Any, vectors: Any, emit: Callable[[range, range], None]) -> None:
+def _for_parts(builder: ir.IRBuilder, number: ir.Type, vectors: ir.Value, emit: Callable[[range, range], None]) -> None:
     """Emit the code of each part of a tile of 1 or PANEL vectors, a number known at run time."""
     rows, most = _part_of(number)
     with builder.if_else(builder.icmp_signed("<", vectors, WORD(PANEL))) as (one, all_of_them):
@@ -45,14 +50,14 @@ def _for_parts(builder: Any, number: Any, vectors: Any, emit: Callable[[range, r
 class _Sums:
     """Sums of products in registers: row by row, vector by vector."""
 
-    def __init__(self, builder: Any, vector: Any, rows: range, vectors: range) -> None:
+    def __init__(self, builder: ir.IRBuilder, vector: ir.Type, rows: range, vectors: range) -> None:
         self._builder, self._vectors = builder, vectors
         with builder.goto_entry_block():
             self._totals = {(r, v): builder.alloca(vector) for r in rows for v in vectors}
         for total in self._totals.values():
             builder.store(ir.Constant(vector, None), total)
 
-    def add(self, row: int, x: Any, others: dict[int, Any]) -> None:
+    def add(self, row: int, x: ir.Value, others: dict[int, ir.Value]) -> None:
         """Add the products of a number with vectors."""
         x = repeated(self._builder, x, LANES)
         for v in self._vectors:
@@ -65,25 +70,25 @@ class _Sums:
 
 @intrinsic
 def _multiply_tile(
-    typing: Any,
-    image: Any,
-    rows: Any,
-    row_start: Any,
-    terms: Any,
-    channels: Any,
-    block: Any,
-    weights: Any,
-    starts: Any,
-    start: Any,
-    panel: Any,
-    step: Any,
-    out: Any,
-    places: Any,
-    place: Any,
-    apart: Any,
-    vectors: Any,
-) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    typing: TypingContext,
+    image: types.Type,
+    rows: types.Type,
+    row_start: types.Type,
+    terms: types.Type,
+    channels: types.Type,
+    block: types.Type,
+    weights: types.Type,
+    starts: types.Type,
+    start: types.Type,
+    panel: types.Type,
+    step: types.Type,
+    out: types.Type,
+    places: types.Type,
+    place: types.Type,
+    apart: types.Type,
+    vectors: types.Type,
+) -> Typed:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         image, rows, row_start, terms, channels, block, *others = args
         weights, starts, start, panel, step, out, places, place, apart, count_of_vectors = others
         number = context.get_value_type(signature.args[0].dtype)
@@ -138,21 +143,21 @@ implement(tiles.multiply_tile, _multiply_tile)
 
 @intrinsic
 def _add_outer_products(
-    typing: Any,
-    sums: Any,
-    start: Any,
-    step: Any,
-    image: Any,
-    image_start: Any,
-    block: Any,
-    grad: Any,
-    grad_start: Any,
-    counts: Any,
-    image_steps: Any,
-    grad_steps: Any,
-    vectors: Any,
-) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    typing: TypingContext,
+    sums: types.Type,
+    start: types.Type,
+    step: types.Type,
+    image: types.Type,
+    image_start: types.Type,
+    block: types.Type,
+    grad: types.Type,
+    grad_start: types.Type,
+    counts: types.Type,
+    image_steps: types.Type,
+    grad_steps: types.Type,
+    vectors: types.Type,
+) -> Typed:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         sums, start, step, image, image_start, block, grad, grad_start, *tuples, count_of_vectors = args
         counts, image_steps, grad_steps = (cgutils.unpack_tuple(builder, value) for value in tuples)
         number = context.get_value_type(signature.args[0].dtype)
@@ -161,7 +166,7 @@ def _add_outer_products(
         def emit(own: range, vectors: range) -> None:
             part = _Sums(builder, vector, own, vectors)
 
-            def add_products(axis: int, x: Any, g: Any) -> None:
+            def add_products(axis: int, x: ir.Value, g: ir.Value) -> None:
                 if axis == len(counts):
                     seen = {}
                     for v in vectors:
@@ -193,8 +198,8 @@ implement(tiles.add_outer_products, _add_outer_products)
 
 
 @intrinsic
-def _largest(typing: Any, numbers: Any, start: Any, count: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _largest(typing: TypingContext, numbers: types.Type, start: types.Type, count: types.Type) -> Typed:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
         numbers, start, count = args
         number = context.get_value_type(signature.args[0].dtype)
         vector, align = ir.VectorType(number, LANES), alignment(number)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.cpu import CPUContext
+from numba.core.datamodel import DataModelManager
 from numba.core.imputils import lower_constant
+from numba.core.typing import Signature
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import lower_builtin, models, register_model, typeof_impl
 
@@ -17,7 +20,7 @@ from onnx_ops.loops import vectors
 from onnx_ops.loops.memory import LANES
 from onnx_ops.loops.vectors import QUAD
 from onnx_ops.runtime.memory import Numbers16, prefetch_line, room
-from onnx_ops.runtime.native import FEATURES, called, joined, of_type, repeated, shuffled, widened
+from onnx_ops.runtime.native import FEATURES, Values, called, joined, of_type, repeated, shuffled, widened
 from onnx_ops.runtime.pointers import element_at, load, store
 
 INT, FLOAT, DOUBLE = ir.IntType(32), ir.FloatType(), ir.DoubleType()
@@ -34,7 +37,7 @@ class Vector(types.Type):  # type: ignore[misc]
 
 @register_model(Vector)
 class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, vector: Any) -> None:
+    def __init__(self, manager: DataModelManager, vector: types.Type) -> None:
         super().__init__(manager, vector, ir.VectorType(manager.lookup(vector.dtype).get_value_type(), vector.count))
 
 
@@ -45,7 +48,7 @@ NUMBERS = types.CPointer(types.float32)
 # --- registration with Numba -----------------------------------------------------------------------------------------
 
 
-def _teach(function: Callable[..., Any], result: Callable[..., Any], *accepted: Any) -> Callable[..., Any]:
+def _teach(function: Callable[..., Any], result: Callable[..., Any], *accepted: types.Type) -> Callable[..., Any]:
     """Decorator of a code generator for a function: emit(context, builder, signature, args).
 
     Args:
@@ -58,7 +61,7 @@ def _teach(function: Callable[..., Any], result: Callable[..., Any], *accepted: 
     class Template(AbstractTemplate):  # type: ignore[misc]
         prefer_literal = True
 
-        def generic(self, args: Any, keywords: Any) -> Any:
+        def generic(self, args: Sequence[types.Type], keywords: Mapping[str, types.Type]) -> Signature | None:
             wanted = result(*args)
             return None if wanted is None else signature(wanted, *args)
 
@@ -70,13 +73,13 @@ def _teach(function: Callable[..., Any], result: Callable[..., Any], *accepted: 
     return decorate
 
 
-def _common(*kinds: Any) -> Any:
+def _common(*kinds: types.Type) -> Vector | None:
     """The vector type among argument types, others being the same or scalars; None if there is none."""
     vector = next((kind for kind in kinds if isinstance(kind, Vector)), None)
     return vector if all(kind == vector or isinstance(kind, types.Number) for kind in kinds) else None
 
 
-def _teach_arithmetic(function: Callable[..., Any], emit: Callable[..., Any], *accepted: Any) -> None:
+def _teach_arithmetic(function: Callable[..., Any], emit: Callable[..., Any], *accepted: types.Type) -> None:
     """Register a function of vectors of one type or scalars.
 
     Args:
@@ -84,7 +87,7 @@ def _teach_arithmetic(function: Callable[..., Any], emit: Callable[..., Any], *a
     """
 
     @_teach(function, _common, *accepted)
-    def write(context: Any, builder: Any, call: Any, args: Any) -> Any:
+    def write(context: CPUContext, builder: ir.IRBuilder, call: Signature, args: Values) -> ir.Value:
         vector = call.return_type
         values = [
             value
@@ -103,7 +106,7 @@ VECTOR_AND_NUMBER = ((Vector, Vector), (Vector, types.Number), (types.Number, Ve
 def _of_either(of_integers: str, of_floats: str) -> Callable[..., Any]:
     """Code generator for an instruction of two vectors."""
 
-    def emit(builder: Any, integers: bool, a: Any, b: Any) -> Any:
+    def emit(builder: ir.IRBuilder, integers: bool, a: ir.Value, b: ir.Value) -> ir.Value:
         if integers:
             return getattr(builder, of_integers)(a, b)
         return getattr(builder, of_floats)(a, b, flags=("contract",))
@@ -114,18 +117,20 @@ def _of_either(of_integers: str, of_floats: str) -> Callable[..., Any]:
 def _ordered(order: str) -> Callable[..., Any]:
     """Code generator for a selection from two vectors by an ordered comparison; the second for NaN."""
 
-    def emit(builder: Any, integers: bool, a: Any, b: Any) -> Any:
+    def emit(builder: ir.IRBuilder, integers: bool, a: ir.Value, b: ir.Value) -> ir.Value:
         compare = builder.icmp_signed if integers else builder.fcmp_ordered
         return builder.select(compare(order, a, b), a, b)
 
     return emit
 
 
-def _by_sign(builder: Any, integers: bool, vector: Any, negative: Any, positive: Any) -> Any:
+def _by_sign(
+    builder: ir.IRBuilder, integers: bool, vector: ir.Value, negative: ir.Value, positive: ir.Value
+) -> ir.Value:
     return builder.select(_is_negative(builder, builder.bitcast(vector, WORDS)), negative, positive)
 
 
-def _is_negative(builder: Any, vector: Any) -> Any:
+def _is_negative(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     return builder.icmp_signed("<", vector, ir.Constant(vector.type, None))
 
 
@@ -146,36 +151,36 @@ _teach_arithmetic(vectors.by_sign, _by_sign)
 # --- conversions -----------------------------------------------------------------------------------------------------
 
 
-def _from(given: Any, wanted: Any) -> Callable[..., Any]:
+def _from(given: Vector, wanted: Vector) -> Callable[..., Any]:
     return lambda vector: wanted if vector == given else None
 
 
 @_teach(vectors.spread, lambda value: {types.float32: FLOATS, types.float64: DOUBLES}.get(value))
-def _spread(context: Any, builder: Any, call: Any, args: Any) -> Any:
+def _spread(context: CPUContext, builder: ir.IRBuilder, call: Signature, args: Values) -> ir.Value:
     return repeated(builder, args[0], call.return_type.count)
 
 
 @_teach(vectors.bits, _from(FLOATS, INTEGERS))
 @_teach(vectors.floats, _from(INTEGERS, FLOATS))
-def _read_as(context: Any, builder: Any, call: Any, args: Any) -> Any:
+def _read_as(context: CPUContext, builder: ir.IRBuilder, call: Signature, args: Values) -> ir.Value:
     return builder.bitcast(args[0], context.get_value_type(call.return_type))
 
 
 @_teach(vectors.as_floats, _from(INTEGERS, FLOATS))
-def _as_floats(context: Any, builder: Any, call: Any, args: Any) -> Any:
+def _as_floats(context: CPUContext, builder: ir.IRBuilder, call: Signature, args: Values) -> ir.Value:
     return builder.sitofp(args[0], context.get_value_type(FLOATS))
 
 
-def _constant(number: Any, values: Any) -> Any:
+def _constant(number: ir.Type, values: Sequence[float]) -> ir.Value:
     return ir.Constant(ir.VectorType(number, len(values)), list(values))
 
 
-def _halves(builder: Any, vector: Any) -> list[Any]:
+def _halves(builder: ir.IRBuilder, vector: ir.Value) -> list[ir.Value]:
     count = vector.type.count // 2
     return [shuffled(builder, vector, vector, range(k, k + count)) for k in (0, count)]
 
 
-def _added_up(builder: Any, vector: Any) -> Any:
+def _added_up(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     """Pairwise sum of float64 elements."""
     while vector.type.count > 1:
         vector = builder.fadd(*_halves(builder, vector))
@@ -183,7 +188,7 @@ def _added_up(builder: Any, vector: Any) -> Any:
 
 
 @_teach(vectors.total, lambda vector: types.float64 if vector in (FLOATS, DOUBLES) else None)
-def _total(context: Any, builder: Any, call: Any, args: Any) -> Any:
+def _total(context: CPUContext, builder: ir.IRBuilder, call: Signature, args: Values) -> ir.Value:
     vector = args[0]
     if call.args[0] == FLOATS:
         vector = builder.fpext(vector, ir.VectorType(DOUBLE, LANES))
@@ -191,7 +196,7 @@ def _total(context: Any, builder: Any, call: Any, args: Any) -> Any:
 
 
 @_teach(vectors.any_negative, _from(INTEGERS, types.boolean))
-def _any_negative(context: Any, builder: Any, call: Any, args: Any) -> Any:
+def _any_negative(context: CPUContext, builder: ir.IRBuilder, call: Signature, args: Values) -> ir.Value:
     negative = _is_negative(builder, args[0])
     return builder.icmp_unsigned("!=", builder.bitcast(negative, ir.IntType(LANES)), ir.IntType(LANES)(0))
 
@@ -199,31 +204,31 @@ def _any_negative(context: Any, builder: Any, call: Any, args: Any) -> Any:
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-def _floats_from(builder: Any, kind: Any, numbers: Any, start: Any, count: int) -> Any:
+def _floats_from(builder: ir.IRBuilder, kind: types.Type, numbers: ir.Value, start: ir.Value, count: int) -> ir.Value:
     """float32 vector of `count` elements in memory, of Numba type `kind`, from `start` on."""
     number, align = (FLOAT, 4) if kind == NUMBERS else (ir.IntType(16), 2)
     elements = load(builder, element_at(builder, numbers, number, start), ir.VectorType(number, count), align=align)
     return elements if kind == NUMBERS else widened(builder, kind.element_type, elements)
 
 
-def _of_numbers(wanted: Any) -> Callable[..., Any]:
+def _of_numbers(wanted: Vector) -> Callable[..., Any]:
     return lambda numbers, start: wanted if numbers == NUMBERS or isinstance(numbers, Numbers16) else None
 
 
 @_teach(vectors.load, _of_numbers(FLOATS))
-def _load(context: Any, builder: Any, call: Any, args: Any) -> Any:
+def _load(context: CPUContext, builder: ir.IRBuilder, call: Signature, args: Values) -> ir.Value:
     numbers, start = args
     return _floats_from(builder, call.args[0], numbers, start, LANES)
 
 
 @_teach(vectors.load_wide, _of_numbers(DOUBLES))
-def _load_wide(context: Any, builder: Any, call: Any, args: Any) -> Any:
+def _load_wide(context: CPUContext, builder: ir.IRBuilder, call: Signature, args: Values) -> ir.Value:
     numbers, start = args
     return builder.fpext(_floats_from(builder, call.args[0], numbers, start, QUAD), ir.VectorType(DOUBLE, QUAD))
 
 
 @_teach(vectors.prefetch, _of_numbers(types.none))
-def _prefetch(context: Any, builder: Any, call: Any, args: Any) -> Any:
+def _prefetch(context: CPUContext, builder: ir.IRBuilder, call: Signature, args: Values) -> ir.Value:
     numbers, start = args
     number = FLOAT if call.args[0] == NUMBERS else ir.IntType(16)
     prefetch_line(builder, element_at(builder, numbers, number, start))
@@ -231,13 +236,13 @@ def _prefetch(context: Any, builder: Any, call: Any, args: Any) -> Any:
 
 
 @_teach(vectors.store, lambda vector, numbers, start: types.none if (vector, numbers) == (FLOATS, NUMBERS) else None)
-def _store(context: Any, builder: Any, call: Any, args: Any) -> Any:
+def _store(context: CPUContext, builder: ir.IRBuilder, call: Signature, args: Values) -> ir.Value:
     store(builder, args[0], element_at(builder, args[1], FLOAT, args[2]), align=4)
     return context.get_dummy_value()
 
 
 @_teach(vectors.scratch, lambda count: NUMBERS if isinstance(count, types.IntegerLiteral) else None)
-def _scratch(context: Any, builder: Any, call: Any, args: Any) -> Any:
+def _scratch(context: CPUContext, builder: ir.IRBuilder, call: Signature, args: Values) -> ir.Value:
     return builder.bitcast(room(builder, 4 * call.args[0].literal_value), context.get_value_type(NUMBERS))
 
 
@@ -256,21 +261,21 @@ register_model(Table)(models.OpaqueModel)
 
 
 @typeof_impl.register(vectors.Table)
-def _type_of_table(table: Any, c: Any) -> Any:
+def _type_of_table(table: Any, c: Any) -> Table:
     return Table(tuple(map(float, table.numbers)))
 
 
 @lower_constant(Table)
-def _table(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+def _table(context: CPUContext, builder: ir.IRBuilder, kind: types.Type, value: Any) -> ir.Value:
     return context.get_dummy_value()
 
 
-def _is_table(table: Any, index: Any) -> Any:
+def _is_table(table: types.Type, index: types.Type) -> Vector | None:
     return FLOATS if isinstance(table, Table) and index == INTEGERS else None
 
 
 @_teach(operator.getitem, _is_table, (Table, Vector))
-def _look_up(context: Any, builder: Any, call: Any, args: Any) -> Any:
+def _look_up(context: CPUContext, builder: ir.IRBuilder, call: Signature, args: Values) -> ir.Value:
     numbers, index = call.args[0].numbers, args[1]
     if "+avx512f" in FEATURES:
         parts = [_constant(FLOAT, numbers[first : first + 16]) for first in range(0, len(numbers), 16)]
@@ -288,7 +293,7 @@ def _look_up(context: Any, builder: Any, call: Any, args: Any) -> Any:
     return found
 
 
-def _by_eights(builder: Any, numbers: Any, index: Any) -> Any:
+def _by_eights(builder: ir.IRBuilder, numbers: ir.Value, index: ir.Value) -> ir.Value:
     """Eight lookups: in each group of eight elements by the lowest bits, then selection by the other bits."""
     found = [
         called(builder, "x86.avx2.permps", _constant(FLOAT, numbers[first : first + 8]), index)
