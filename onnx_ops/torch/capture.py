@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +47,14 @@ from onnx_ops.torch.tracing.explanations import (
     ties_explained,
     vectors_explained,
 )
+from onnx_ops.torch.tracing.frames import warn
 from onnx_ops.torch.tracing.inspections import Inspections
-from onnx_ops.torch.tracing.trace import Dynamic, Tensors, trace
-from onnx_ops.torch.verification.single import Sizes, named_dimensions, refused_at_one
-from onnx_ops.torch.verification.trials import KEPT, Trial, batch_norm_refusals, rerun, resized, trials
+from onnx_ops.torch.tracing.trace import Tensors, trace
+from onnx_ops.torch.verification.bounds import given_bounds, step_bounds
+from onnx_ops.torch.verification.single import named_dimensions
+from onnx_ops.torch.verification.trials import KEPT, Trial, rerun, resized, trials
 from onnx_ops.torch.verification.verify import Verification
-from onnx_ops.training.step import Bounds, Step, summary
+from onnx_ops.training.step import Step, summary
 from onnx_ops.training.step_files import save_step
 
 
@@ -325,47 +326,19 @@ def _attempted(
     record = Step(
         _resolve_inputs(exported.graph, joint, seen, {} if update is None else update.roles()),
         joint.tied,
-        _bounds(traced.dynamic),
+        given_bounds(traced.dynamic),
         ranges,
         tuple(traced.conditions),
     )
     compared: list[Callable[[], Tensors]] = []
+    verification: Verification | None = None
     tried = options.check and size_of_results <= KEPT
     if options.check:
         verification = Verification(_step(exported, record), joint, update)
         with vectors_explained(traced.graph), ties_explained(traced.graph, lambda: rerun(joint, eager)):
             compared = _verify(verification, steps, more=tried)
 
-    normalized: set[tuple[str, int]] = set()  # dimensions whose size 1 is too small for batch norm
-
-    def is_right(sizes: Sizes) -> bool | None:
-        if not tried:
-            return None
-        try:
-            with batch_norm_refusals() as refusals:
-                trial = trial_at(sizes)
-            if trial is not None:
-                verification.step(trial)
-        except CaptureError:
-            return False
-        if refusals:
-            normalized.update((name, axis) for name, axes in sizes.items() for axis in axes)
-        return None if trial is None else True
-
-    names_of_dimensions = named_dimensions(exported.graph)
-    small = refused_at_one(
-        traced.dynamic,
-        traced.decided_at_one,
-        names_of_dimensions,
-        is_right,
-        all_of_them=tried,
-    )
-    least = {names_of_dimensions[place]: 1 for place in traced.never_empty if place in names_of_dimensions}
-    least |= dict.fromkeys(small, 2)
-    normalized -= {place for places in traced.decided_at_one for place in places}
-    shared = small & {names_of_dimensions[place] for place in normalized if place in names_of_dimensions}
-    bounds = _from(record.bounds, least)
-    bounds |= {name: bounds[name]._replace(worker_min=1) for name in shared}
+    bounds = step_bounds(traced, named_dimensions(exported.graph), trial_at, verification if tried else None)
     record = dataclasses.replace(record, bounds=bounds)
     if options.check:
         progress.ended("comparison with PyTorch")
@@ -375,10 +348,7 @@ def _attempted(
     forward = Forward(
         joint, traced, options.opset_version, where, options.check, None if options.specialize else fixed, constants
     )
-    if callable(options.inference):
-        trained = forward.of_function(options.inference)
-    else:
-        trained = _inference_graph(forward, eager, seen) if options.inference else None
+    trained = _inference_graph(forward, options.inference, eager, seen)
     evaluated = forward.of_loss(record.roles, compared) if options.evaluation else None
     if trained or evaluated:
         progress.ended("graphs in evaluation mode")
@@ -387,7 +357,14 @@ def _attempted(
     return Capture(_step(exported, record), initial, trained, evaluated)
 
 
-def _inference_graph(forward: Forward, eager: RunInfo, seen: RunInfo) -> onnx.ModelProto | None:
+def _inference_graph(
+    forward: Forward, inference: bool | Callable[..., Any], eager: RunInfo, seen: RunInfo
+) -> onnx.ModelProto | None:
+    """The graph of the option `inference`: of a function, or of the first call of the model."""
+    if callable(inference):
+        return forward.of_function(inference)
+    if not inference:
+        return None
     try:
         return forward.of_first_call(eager, seen)
     except CaptureError as error:
@@ -418,10 +395,9 @@ def _verify(verification: Verification, pending: list[Trial], *, more: bool) -> 
         if violated is None:
             pending.clear()
             return [*compared, make]
-    warnings.warn(
+    warn(
         "the step is compared with PyTorch at the captured state only, as other states and batches that were tried"
-        f" violate a condition: {violated}",
-        stacklevel=5,
+        f" violate a condition: {violated}"
     )
     return compared
 
@@ -464,19 +440,6 @@ def _step(model: ir.Model, record: Step) -> onnx.ModelProto:
     proto = model_proto(model)
     record.write_into(proto)
     return proto
-
-
-def _bounds(dynamic: Dynamic) -> dict[str, Bounds]:
-    """The bounds of each torch.export.Dim(name, min=, max=) that has any."""
-    dims = [dim for axes in dynamic.values() for dim in axes.values() if isinstance(dim, torch.export.Dim)]
-    found = {dim.__name__: Bounds(dim.min, dim.max if isinstance(dim.max, int) else None) for dim in dims}
-    return {name: bounds for name, bounds in found.items() if bounds != Bounds()}
-
-
-def _from(bounds: Mapping[str, Bounds], least: Mapping[str, int]) -> dict[str, Bounds]:
-    """The bounds, those of dimensions of these names from the least sizes on."""
-    given = {name: bounds.get(name, Bounds()) for name in least}
-    return {**bounds, **{name: own._replace(min=max(own.min, least[name])) for name, own in given.items()}}
 
 
 def _remove_outputs(model: ir.Model, *, gradients: bool) -> None:

@@ -885,6 +885,15 @@ def test_a_size_of_1_for_which_code_does_something_else_is_refused(name: str, ch
         session.run(None, {"x": x[:1].numpy()})
 
 
+def test_warnings_are_of_the_line_that_captures() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return OTHERWISE_FOR_1["branch"](model(x)).sum()
+
+    with pytest.warns(UserWarning, match="that size is refused") as warned:
+        onnx_ops.torch.gradients(nn.Linear(5, 2), loss, (torch.randn(4, 5),), dynamic_shapes=({0: Dim("N")},))
+    assert warned[0].filename == __file__
+
+
 @pytest.mark.filterwarnings("ignore:the graph does not have what the code does")
 def test_a_size_of_1_for_which_only_evaluation_does_something_else() -> None:
     class Model(nn.Linear):

@@ -7,6 +7,7 @@ import linecache
 import sys
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,14 @@ def line_now() -> Line | None:
     while (file := frame.f_code.co_filename) != TRACING and is_library(file) and frame.f_back is not None:
         frame = frame.f_back
     return _first([(file, frame.f_lineno)])
+
+
+def warn(message: str) -> None:
+    """Warn at the line that calls the capture."""
+    frame, level = sys._getframe(1), 2
+    while is_library(frame.f_code.co_filename) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def is_called_by_model() -> bool:

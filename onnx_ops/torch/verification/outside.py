@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 
 from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.tracing.frames import warn
 from onnx_ops.torch.tracing.randomness import Draw
 from onnx_ops.torch.tracing.trace import Tensors
 from onnx_ops.torch.verification.tolerances import compare
@@ -90,9 +90,9 @@ class Outside:
             ) from self._difference
         same = "Two runs have the same results, and the step is that of the example;"
         if drawn:
-            warnings.warn(f"the loss {by}. {same} draw them by PyTorch if they matter", stacklevel=6)
+            warn(f"the loss {by}. {same} draw them by PyTorch if they matter")
         if self._changed:
-            warnings.warn(f"the loss {attributes}. {same} if it matters to a later one: {REGISTER}", stacklevel=6)
+            warn(f"the loss {attributes}. {same} if it matters to a later one: {REGISTER}")
 
 
 OTHER_CAUSE = "draws random numbers outside of PyTorch, or changes what is neither a parameter nor a buffer"

@@ -5,14 +5,13 @@ PyTorch's own code computes the same for both. That of a model or loss may not, 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Mapping
 
 import onnx_ir as ir
 import torch
 
 from onnx_ops.torch.base.arguments import Dimension
-from onnx_ops.torch.tracing.frames import Line
+from onnx_ops.torch.tracing.frames import Line, warn
 from onnx_ops.torch.tracing.trace import Dynamic
 
 Place = tuple[str, int]
@@ -59,9 +58,8 @@ def refused_at_one(
                 name = max(ones, key=list(names.values()).index)
                 refused.add(name)
                 if right is False and (line := lines.get(ones)) is not None:
-                    warnings.warn(
-                        f"the graph does not have what the code does at {line} where {name} is 1: that size is refused",
-                        stacklevel=6,
+                    warn(
+                        f"the graph does not have what the code does at {line} where {name} is 1: that size is refused"
                     )
     return refused
 
