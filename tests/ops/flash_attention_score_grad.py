@@ -68,7 +68,7 @@ def _terms(
     dtype: Reals = np.float64,
     **settings: Any,
 ) -> dict[str, Array]:
-    """What the gradients are made of, of shapes (B, N, Sq, Sk, ...)."""
+    """What the gradients are made of, of shapes (B, N, Sq, Sk, ...): sizes are scaled, sums are not yet."""
     found = scores_of(query, key, value, shift, mask, dtype, settings)
     grad, out = (exchanged(real(array, dtype), settings["input_layout"]) for array in (dy, result))
     largest, sums = real(most, dtype)[..., None], real(total, dtype)[..., None]
@@ -83,8 +83,8 @@ def _terms(
     sizes = np.where(found.hidden, 0, weights * (np.abs(products).sum(-1) + np.abs(grad * out).sum(-1)[..., None]))
     scale = attribute(settings["scale_value"], dtype)
     return {
-        "dq": of_scores[..., None] * found.key[:, :, None] * scale,
-        "dk": of_scores[..., None] * found.query[:, :, :, None] * scale,
+        "dq": of_scores[..., None] * found.key[:, :, None],
+        "dk": of_scores[..., None] * found.query[:, :, :, None],
         "dv": dropped[..., None] * grad[:, :, :, None],
         "dq_sizes": sizes[..., None] * np.abs(found.key)[:, :, None] * abs(scale),
         "dk_sizes": sizes[..., None] * np.abs(found.query)[:, :, :, None] * abs(scale),
@@ -117,9 +117,12 @@ def _heads(key: Any, settings: Mapping[str, Any]) -> int:
 
 
 def oracle(*inputs: Any, dtype: Reals = np.float64, **settings: Any) -> tuple[Array, ...]:
-    """The terms of each sum, one by one."""
+    """The terms of each sum, one by one. A scale that is infinite makes no NaN of terms of both signs."""
     terms = _terms(*inputs, dtype=dtype, **settings)
-    return _gathered(_sum, terms, _heads(inputs[1], settings), settings["input_layout"])
+    dq, dk, dv = _gathered(_sum, terms, _heads(inputs[1], settings), settings["input_layout"])
+    with np.errstate(all="ignore"):
+        scale = attribute(settings["scale_value"], dtype)
+        return dq * scale, dk * scale, dv
 
 
 def largest_terms(*inputs: Any, dtype: Reals = np.float64, **settings: Any) -> tuple[Array, ...]:
