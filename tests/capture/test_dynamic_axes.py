@@ -196,11 +196,34 @@ def test_copies_of_a_single_place() -> None:
         same_as_torch(capture, network, torch.randn(2, 4, *size))
 
 
-def test_room_for_more_places_than_there_are() -> None:
-    """An output_padding as large as the stride is refused."""
-    network = nn.ConvTranspose1d(3, 3, 3, 1, dilation=2, output_padding=1)
-    with pytest.raises(CaptureError, match=r"output_padding \[1\], as large as its stride \[1\], needs sizes of space"):
-        captured(network, torch.randn(2, 3, 7), 2)
+@pytest.mark.parametrize("dtype", OFF, ids=str)
+def test_room_for_more_places_than_there_are(dtype: torch.dtype) -> None:
+    """An output_padding as large as the stride."""
+    network = nn.Sequential(
+        nn.ConvTranspose1d(4, 4, 3, 1, dilation=2, output_padding=1, groups=4),
+        nn.Tanh(),
+        nn.ConvTranspose1d(4, 2, 2, 2, padding=3, dilation=3, output_padding=2),
+    )
+    check(network, SIZES[1], dtype)
+
+
+class Autoencoder(nn.Module):
+    """Transposed convolutions back to the sizes of what was convolved, or pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(4, 3, 3, 2, 1), nn.ConvTranspose2d(3, 4, 3, 2, 1)
+        self.dilated = nn.ConvTranspose2d(4, 2, 2, 2, dilation=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.up(self.down(x).tanh(), output_size=x.shape)
+        pooled = nn.functional.max_pool2d(found, 2)
+        return self.dilated(pooled, output_size=[pooled.shape[2] * 2 + 2, pooled.shape[3] + x.shape[3] // 2 + 3])
+
+
+@pytest.mark.parametrize("dtype", OFF, ids=str)
+def test_output_sizes_of_transposed_convolutions(dtype: torch.dtype) -> None:
+    check(Autoencoder(), SIZES[2], dtype)
 
 
 class Pools(nn.Module):

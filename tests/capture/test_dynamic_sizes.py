@@ -309,6 +309,31 @@ def test_modes_of_a_dynamic_batch() -> None:
     compared(nn.Linear(8, 8), loss, [(3, 8), (2, 8), (7, 8)], Dim("N"))
 
 
+def test_transforms_along_a_dynamic_axis() -> None:
+    """Whether it is as long as another one makes no difference."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        whole = torch.fft.ifft(torch.fft.fft(y, dim=0) * torch.arange(8), dim=0).real
+        return torch.fft.irfft2(torch.fft.rfft2(whole) ** 2, s=y.shape).square().mean()
+
+    compared(nn.Linear(4, 8), loss, [(3, 4), (8, 4), (5, 4), (1, 4)], Dim("N"))
+
+
+@pytest.mark.parametrize("edge_order", [1, 2])
+def test_slopes(edge_order: int) -> None:
+    """Of equal steps or between given places, along axes of static and dynamic size."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y, times = model(x), torch.tensor([0.0, 0.5, 2.0, 2.3])
+        by_time = torch.gradient(y, spacing=[times], dim=1, edge_order=edge_order)[0]
+        by_row, by_column = torch.gradient(y, spacing=[0.5, 2.0], edge_order=edge_order)
+        by_place = torch.gradient(y, spacing=(torch.arange(len(x)) ** 2,), dim=0, edge_order=edge_order)[0]
+        return (by_time.exp() + by_row * by_column + by_place.sin()).sum()
+
+    compared(nn.Linear(3, 4), loss, [(5, 3), (3, 3), (8, 3)], Dim("N", min=edge_order + 1))
+
+
 def test_bincount() -> None:
     """As PyTorch Geometric counts the neighbours of a dynamic number of nodes."""
 

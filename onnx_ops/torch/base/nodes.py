@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -144,10 +145,8 @@ class Extent:
             return Extent(op.Mul(self._sizes, integers(factors)))
         return Extent([size * factor for size, factor in zip(self.numbers, factors, strict=True)])
 
-    def plus(self, more: Sequence[int]) -> Extent:
-        if self.numbers is None:
-            return Extent(op.Add(self._sizes, integers(more)))
-        return Extent([size + extra for size, extra in zip(self.numbers, more, strict=True)])
+    def plus(self, other: Extent) -> Extent:
+        return self._elementwise(other, op.Add, operator.add)
 
     def over(self, divisors: Sequence[int]) -> Extent:
         """Divided and rounded down."""
@@ -156,9 +155,12 @@ class Extent:
         return Extent([size // divisor for size, divisor in zip(self.numbers, divisors, strict=True)])
 
     def minus(self, other: Extent) -> Extent:
+        return self._elementwise(other, op.Sub, operator.sub)
+
+    def _elementwise(self, other: Extent, node: Callable[..., Any], function: Callable[[int, int], int]) -> Extent:
         if self.numbers is None or other.numbers is None:
-            return Extent(op.Sub(self.value, other.value))
-        return Extent([size - less for size, less in zip(self.numbers, other.numbers, strict=True)])
+            return Extent(node(self.value, other.value))
+        return Extent(list(map(function, self.numbers, other.numbers)))
 
     def after(self, *leading: int) -> Any:
         """A shape: some numbers, then these sizes."""

@@ -7,14 +7,13 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.nodes import Extent, aclnn, integers, number, op, replace_node, sizes, taps
 from onnx_ops.torch.base.table import computes_float64, differentiates, requires, rewrites, translates
 
@@ -133,7 +132,7 @@ def _convolution(
         return _depthwise(x, weight, window, bias)
     if not transposed:
         return _added(_forward(x, weight, window), bias, window.rank)
-    return _added(_by_input(x, weight, window, _each(output_padding, window.rank)), bias, window.rank)
+    return _added(_transposed(x, weight, window, _each(output_padding, window.rank)), bias, window.rank)
 
 
 def _added(y: Any, bias: Any, rank: int) -> Any:
@@ -173,13 +172,10 @@ def _convolution_backward(
             by_x = _by_input(grad, weight, window, [s - 1 for s in window.stride])
             by_x = _cut(by_x, space, window.rank) if any(s > 1 for s in window.stride) else by_x
     if output_mask[1]:
-        rooms = zip(_each(output_padding, window.rank), window.stride, strict=True)
-        if Extent.of(x, window.rank).numbers is None and any(more >= s for more, s in rooms):
-            raise CaptureError(
-                f"a transposed convolution with output_padding {list(output_padding)}, as large as its stride"
-                f" {window.stride}, needs sizes of space that are not dynamic: leave those axes out of dynamic_shapes"
-            )
-        by_weight = _by_weight(x, grad, window) if transposed else _by_weight(grad, x, window)
+        if transposed:
+            by_weight = _by_weight(x, *_without_room(grad, x, window, _each(output_padding, window.rank)))
+        else:
+            by_weight = _by_weight(grad, x, window)
     if output_mask[2]:
         by_bias = op.ReduceSum(grad, integers([0, *range(2, window.rank + 2)]), keepdims=0)
     return by_x, by_weight, by_bias
@@ -335,6 +331,31 @@ def _by_input(grad: Any, weight: Any, window: Window, extra: Sequence[int]) -> A
     return _scattered(columns, grad, window, arrived, Extent(behind))
 
 
+def _transposed(x: Any, weight: Any, window: Window, output_padding: Sequence[int | Any]) -> Any:
+    """A transposed convolution of x; an `output_padding` that depends on dynamic sizes is a value."""
+    if all(isinstance(more, int) for more in output_padding):
+        return _by_input(x, weight, window, output_padding)
+    most = [max(s, d) - 1 for s, d in zip(window.stride, window.dilation, strict=True)]
+    image = _by_input(x, weight, window, most)
+    space = Extent(op.Shape(image, start=2)).minus(Extent(most)).plus(Extent.given(output_padding))
+    return _cut(image, space, window.rank)
+
+
+def _without_room(grad: Any, x: Any, window: Window, output_padding: Sequence[int | Any]) -> tuple[Any, Window]:
+    """The gradient of a transposed convolution of x, and its window, with as many windows as x has elements.
+
+    An `output_padding` as large as the stride has room for more.
+    """
+    axes = zip(output_padding, window.stride, window.dilation, strict=True)
+    if all(more < s if isinstance(more, int) else d <= s for more, s, d in axes):
+        return grad, window
+    widths = [d * (k - 1) + 1 - s for k, s, d in zip(window.kernel, window.stride, window.dilation, strict=True)]
+    reached = Extent.of(x, window.rank).times(window.stride).plus(Extent(widths))
+    cut = _cut(_padded(grad, window), reached, window.rank)
+    cut.type, cut.shape = grad.type, ir.Shape([*grad.shape[:2], *(reached.numbers or (None,) * window.rank)])
+    return cut, replace(window, padding=[0] * window.rank)
+
+
 def _scattered(columns: Any, like: Any, window: Window, arrived: Extent, behind: Extent) -> Any:
     """col2im: the columns of all taps added up where they come from.
 
@@ -367,12 +388,10 @@ def _by_weight(grad: Any, x: Any, window: Window) -> Any:
 
     A convolution of x with grad would be the same, and takes up to twice as long.
     """
-    space, out = (Extent.of(value, window.rank) for value in (x, grad))
+    out = Extent.of(grad, window.rank)
     outputs, inputs = sizes(grad)[1], sizes(x)[1]
     groups, per_group = window.groups, inputs // window.groups
-    # With an output_padding as large as its stride, a transposed convolution has room for more windows.
-    as_many = None in (space.numbers, out.numbers) or _reached(space, window).numbers == out.numbers
-    if _is_depthwise(window, inputs) and as_many:
+    if _is_depthwise(window, inputs):
         return aclnn.DepthwiseConv2DBackpropFilter(x, grad, filter_size=window.kernel, **_depthwise_attributes(window))
     if _is_product_of_pixels(window, x, (outputs, inputs)):
         product = op.MatMul(op.Transpose(_pixels(grad), perm=[1, 0]), _pixels(x))
@@ -441,7 +460,7 @@ def _padded(x: Any, window: Window) -> Any:
 def _reached(space: Extent, window: Window) -> Extent:
     """The number of windows along each axis of an image."""
     rims = zip(window.kernel, window.stride, window.padding, window.dilation, strict=True)
-    return space.plus([2 * p - d * (k - 1) - 1 + s for k, s, p, d in rims]).over(window.stride)
+    return space.plus(Extent([2 * p - d * (k - 1) - 1 + s for k, s, p, d in rims])).over(window.stride)
 
 
 @translates(aten.im2col.default)

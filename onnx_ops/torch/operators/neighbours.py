@@ -68,24 +68,35 @@ replaces(torch.cumulative_trapezoid)(_integral(torch.cumulative_trapezoid, torch
 
 @replaces(torch.gradient)
 def _gradient(input: Tensor, *, spacing: Any = 1.0, dim: Any = None, edge_order: int = 1) -> Any:
-    """Differences along axes of dynamic size, of which PyTorch's own function makes numbers."""
-    axes = list(range(input.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
-    steps = [spacing] * len(axes) if not isinstance(spacing, list | tuple) else spacing
-    if not any(is_symbolic(input.shape[axis]) for axis in axes) or any(isinstance(step, Tensor) for step in steps):
+    """Slopes of tensors with a dynamic size, of which PyTorch's own function makes numbers."""
+    if not any(map(is_symbolic, input.shape)):
         return torch.gradient(input, spacing=spacing, dim=dim, edge_order=edge_order)
+    axes = list(range(input.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    steps = list(spacing) if isinstance(spacing, list | tuple) else [spacing] * len(axes)
     return tuple(
-        _slopes(input.movedim(axis, 0), edge_order).movedim(0, axis) / h for axis, h in zip(axes, steps, strict=True)
+        _slopes(input.movedim(axis, 0), step, edge_order).movedim(0, axis)
+        for axis, step in zip(axes, steps, strict=True)
     )
 
 
-def _slopes(rows: Tensor, edge_order: int) -> Tensor:
-    """Differences of two neighbours along the first axis, at the ends one-sided ones of first or second order."""
-    size = rows.shape[0]
-    inside = (rows.narrow(0, 2, size - 2) - rows.narrow(0, 0, size - 2)) / 2
-    first = [rows.narrow(0, place, 1) for place in range(edge_order + 1)]
-    last = [-rows.narrow(0, size - 1 - place, 1) for place in range(edge_order + 1)]
-    if edge_order == 1:
-        before, after = (b - a for a, b in (first, last))
+def _slopes(rows: Tensor, spacing: Any, edge_order: int) -> Tensor:
+    """Those of second order along the first axis, and at the ends of first or second order.
+
+    Args:
+        rows: at least `edge_order` + 1 of them.
+        spacing: between rows, a number, or a vector of the places of all.
+        edge_order: 1 or 2.
+    """
+    torch._check(rows.shape[0] > edge_order)
+    if isinstance(spacing, Tensor):
+        steps = torch.diff(spacing).reshape(-1, *[1] * (rows.dim() - 1))
+        between = torch.diff(rows, dim=0) / steps
+        before, after = steps[:-1], steps[1:]
+        first, last = before / (before + after), after / (before + after)
     else:
-        before, after = (-1.5 * a + 2 * b - 0.5 * c for a, b, c in (first, last))
-    return torch.cat([before, inside, after])
+        between = torch.diff(rows, dim=0) / spacing
+        first = last = 0.5
+    inside = last * between[:-1] + first * between[1:]
+    if edge_order == 1:
+        return torch.cat([between[:1], inside, between[-1:]])
+    return torch.cat([2 * between[:1] - inside[:1], inside, 2 * between[-1:] - inside[-1:]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -13,7 +13,7 @@ from unittest import mock
 import sympy
 import torch
 import torch.nn.functional as functional
-from torch import Tensor
+from torch import Tensor, _meta_registrations
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import fake_impls
 from torch.fx.experimental import _config as symbolic_shapes_config
@@ -283,6 +283,7 @@ def size_oblivious() -> Iterator[None]:
         mock.patch.object(SymNode, "guard_bool", _condition),
         mock.patch.object(fake_impls, "_compute_slice_index", _slice_index),
         mock.patch.object(torch, "_debug_has_internal_overlap", _internal_overlap),
+        mock.patch.object(_meta_registrations, "_exec_fft", _transformed),
     ):
         yield
 
@@ -421,6 +422,17 @@ def _internal_overlap(tensor: Tensor) -> int:
         if not (isinstance(size, int) and size == 1)
     ]
     return 1 if any(isinstance(stride, int) and stride == 0 for stride in strides) else 2
+
+
+def _transformed(out: Tensor, self: Tensor, out_sizes: Sequence[int], dim: Sequence[int], *, forward: bool) -> Tensor:
+    """The result of a Fourier transform along the axes `dim`, in PyTorch's order of axes in memory.
+
+    PyTorch's own function resizes `out`, which compares sizes, and sorts axes by strides.
+    """
+    strides = [_in_example(stride) for stride in self.stride()]
+    batch = sorted((axis for axis in range(self.dim()) if axis not in dim), key=lambda axis: -strides[axis])
+    order = [*batch, *dim]
+    return out.new_empty([out_sizes[axis] for axis in order]).permute([order.index(axis) for axis in range(self.dim())])
 
 
 def _attention(
