@@ -54,14 +54,16 @@ def clipped(model: Averaged, x: Tensor) -> Tensor:
     return momentum(model, x)
 
 
+@pytest.mark.parametrize("shapes", [None, ({0: torch.export.Dim("N")},)], ids=["static", "dynamic"])
 @pytest.mark.parametrize("loss", [momentum, clipped])
-def test_parameters_that_the_loss_changes_are_state(loss: Any) -> None:
+def test_parameters_that_the_loss_changes_are_state(loss: Any, shapes: Any) -> None:
     torch.manual_seed(0)
     model = Averaged()
+    nn.init.normal_(model.online.weight)
     before = copy.deepcopy(model.state_dict())
     optimizer = torch.optim.SGD(model.online.parameters(), 0.5, momentum=0.9)
     batches = torch.randn(4, 8, 4)
-    capture = training_step(model, loss, (batches[0],), optimizer)
+    capture = training_step(model, loss, (batches[0],), optimizer, dynamic_shapes=shapes)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
     trainer = onnx_ops.Trainer(capture)

@@ -195,7 +195,9 @@ def _run_trial(
         *,
         half: Collection[str],  # whose gradients are computed
     ) -> Tensors:
-        own = [name for name in joint.parameters if values[name].is_floating_point()]  # which were made for this run
+        shared = storages(joint.parameters.values())
+        # Those that were made for this run.
+        own = [n for n in joint.parameters if values[n].is_floating_point() and storage_of(values[n]) not in shared]
         with (
             warnings.catch_warnings(action="ignore"),
             preserved(joint.model),
@@ -204,7 +206,6 @@ def _run_trial(
             joint.with_parameters(values) as given,
         ):
             outputs = joint.run(given, info, changed, own, half)
-            shared = storages(joint.parameters.values())
             return {name: t.clone() if storage_of(t) in shared else t for name, t in outputs.items()}
 
     def again(values: Tensors) -> Iterator[Tensors]:
