@@ -43,6 +43,7 @@ def test_operators() -> None:
             z.reciprocal(),
         ]
         powers = [z**3, z**-2, z**0.5, z**1.7, z / (z + 2), 2 / z, z / 2j, torch.linalg.norm(z) * z, z.prod(1)]
+        powers += [z ** torch.arange(4), z**z.real, z**z, (2 + 1j) ** z, (z * (z.real > 0)) ** torch.arange(1, 5)]
         parts = [
             z.conj() * 1j + z * (1 + 2j) - z.conj().imag,
             torch.complex(z.abs(), z.angle()),

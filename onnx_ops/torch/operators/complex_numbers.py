@@ -228,12 +228,15 @@ def _pow(self: Operand, exponent: Operand) -> Pair:
             power, count = _mul(power, power), count // 2
         assert result is not None
         return result if exponent > 0 else _reciprocal(result)
-    if isinstance(self, Pair) and exponent == 0.5:
+    if isinstance(self, Pair) and isinstance(exponent, float) and exponent == 0.5:
         return _sqrt(self)
     base = self if isinstance(self, Pair) else Pair(*map(torch.as_tensor, parts(self)))
     power = _exp(_mul(_log(base), exponent))
-    zero = (base.real == 0) & (base.imaginary == 0)
-    at_zero = 1.0 if not isinstance(exponent, Pair | Tensor) and exponent == 0 else 0.0
+    zero, at_zero = _eq(base, 0), 0.0
+    if isinstance(exponent, Pair | Tensor):
+        zero = zero & ~_eq(exponent, 0)  # else NaN, also in PyTorch
+    elif exponent == 0:
+        at_zero = 1.0
     return Pair(torch.where(zero, at_zero, power.real), torch.where(zero, 0.0, power.imaginary))
 
 
