@@ -353,11 +353,15 @@ def test_norms_and_columns(rank: int) -> None:
     check(Pools(others_of(rank)), SIZES[rank], torch.float32)
 
 
-def test_what_needs_numbers_says_so() -> None:
-    with pytest.raises(
-        CaptureError, match=r"an adaptive max pool to \[3, 3\] needs sizes of space that are not dynamic"
-    ):
-        captured(Pools([nn.AdaptiveMaxPool2d(3)]), torch.randn(2, 4, 8, 9), 2)
+def test_adaptive_pools() -> None:
+    """Resizing by area is one too."""
+    ways = [
+        nn.AdaptiveMaxPool2d((3, 5)),
+        nn.AdaptiveMaxPool2d((None, 2)),
+        lambda x: 0.01 * torch.mul(*F.adaptive_max_pool2d(x, (x.shape[2] // 2, 3), return_indices=True)),
+        partial(F.interpolate, scale_factor=0.5, mode="area"),
+    ]
+    check(Pools(ways), SIZES[2], torch.float32)
 
 
 def test_slices_of_a_known_length() -> None:

@@ -238,11 +238,23 @@ def _averages(
     return _shares(first, inside, size, counted.unsqueeze(1) if divided else 1)
 
 
-def _adaptive_averages(after: Any, size: Any) -> Tensor:
+def _adaptive_windows(after: Any, size: Any) -> tuple[Tensor, Tensor]:
+    """The first element of each window of an adaptive pool along an axis, and the end."""
     order = torch.arange(after)
     whole, count = torch.arange(size)[-1:] + 1, order[-1:] + 1
     first = torch.div(order * whole, count, rounding_mode="floor")
-    end = torch.div((order + 1) * whole + count - 1, count, rounding_mode="floor")
+    return first, torch.div((order + 1) * whole + count - 1, count, rounding_mode="floor")
+
+
+def _widest(after: Any, size: Any) -> Any:
+    """The number of elements of the largest window of an adaptive pool; of dynamic sizes a bound on it."""
+    if is_symbolic(after) or is_symbolic(size):
+        return size // torch.sym_max(after, 1) + 2
+    return max(-(-(i + 1) * size // after) - i * size // after for i in range(after))
+
+
+def _adaptive_averages(after: Any, size: Any) -> Tensor:
+    first, end = _adaptive_windows(after, size)
     return _shares(first, end, size, (end - first).unsqueeze(1))
 
 
@@ -320,7 +332,7 @@ def _repeated(grad: Tensor, times: Sequence[int]) -> Tensor:
 
 def _sizes_after(x: Tensor, output_size: Any, rank: int) -> list[Any]:
     wanted = zip(_each(output_size, rank), x.shape[-rank:], strict=True)
-    return [size if n is None else int(n) for n, size in wanted]
+    return [size if n is None else n if is_symbolic(n) else int(n) for n, size in wanted]
 
 
 def _apart(x: Tensor, after: Sequence[Any]) -> list[int] | None:
@@ -361,24 +373,16 @@ def _adaptive_max_pool(rank: int, input: Tensor, output_size: Any, return_indice
             else found.values.reshape(shape)
         )
     before = input.shape[-rank:]
-    if any(map(is_symbolic, before)):
-        raise CaptureError(
-            f"an adaptive max pool to {after} needs sizes of space that are not dynamic: leave those axes out of"
-            " dynamic_shapes, or pool to 1"
-        )
     values, indices = input, None
     for axis in reversed(range(rank)):
         size, count = before[axis], after[axis]
-        starts = [i * size // count for i in range(count)]
-        ends = [-(-(i + 1) * size // count) for i in range(count)]
-        width = max(end - start for start, end in zip(starts, ends, strict=True))
+        first, end = _adaptive_windows(count, size)
+        width = _widest(count, size)
         # A shorter window repeats its last element.
-        table = [min(s + i, e - 1) for s, e in zip(starts, ends, strict=True) for i in range(width)]
-        places = torch.tensor(table, device=input.device)
+        places = torch.minimum(first.unsqueeze(1) + torch.arange(width), end.unsqueeze(1) - 1).flatten()
         windows = values.index_select(axis - rank, places).unflatten(axis - rank, (count, width))
         values, chosen = windows.max(axis - rank)
-        first = torch.tensor(starts, device=input.device).reshape([-1] + [1] * (rank - 1 - axis))
-        here = (first + chosen) * math.prod(before[axis + 1 :])
+        here = (first.reshape([-1] + [1] * (rank - 1 - axis)) + chosen) * math.prod(before[axis + 1 :])
         if indices is None:
             indices = here
         else:
