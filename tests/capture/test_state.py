@@ -27,7 +27,7 @@ class Averaged(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.online = nn.Linear(4, 3)
-        self.targets = nn.ModuleList([copy.deepcopy(self.online).requires_grad_(False) for _ in range(4)])
+        self.targets = nn.ModuleList([copy.deepcopy(self.online).requires_grad_(False) for _ in range(5)])
 
     def follow(self) -> None:
         for parameter, *others in zip(
@@ -37,13 +37,17 @@ class Averaged(nn.Module):
             others[1].data.mul_(0.5).add_(parameter.data, alpha=0.5)
             others[2].data = others[2].data * 0.5 + parameter.data * 0.5
             others[3].copy_(parameter)
+        own, reached = list(self.targets[4].parameters()), list(self.online.parameters())
+        torch._foreach_mul_(own, 0.5)
+        torch._foreach_add_(own, reached, alpha=0.5)
 
 
 def momentum(model: Averaged, x: Tensor) -> Tensor:
     with torch.no_grad():
         model.follow()
     wanted = sum(target(x) for target in model.targets)
-    return functional.mse_loss(model.online(x), wanted / 4 + 1)
+    norms = torch._foreach_norm(list(model.online.parameters()))
+    return functional.mse_loss(model.online(x), wanted / 4 + 1) + 0.1 * torch.stack(norms).sum()
 
 
 def clipped(model: Averaged, x: Tensor) -> Tensor:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_avg_fn, get_swa_multi_avg_fn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnx_ops.core.step_format import AVERAGES_COUNT, average_name
 from onnx_ops.torch.base.errors import CaptureError
@@ -86,8 +84,7 @@ class Averaging:
                 by_dtype.setdefault(average.dtype, []).append(name)
         for names in by_dtype.values():
             own = [averages[name].clone() for name in names]
-            with _ForeachAsLoops():
-                several(own, [reached[name] for name in names], count)
+            several(own, [reached[name] for name in names], count)
             new |= dict(zip(names, own, strict=True))
         return {name: new[name] for name in averages}
 
@@ -114,14 +111,3 @@ def _fitting(name: str, result: object, average: torch.Tensor) -> torch.Tensor:
         what = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
         raise CaptureError(f"avg_fn returns {what} for '{name}', expected a tensor of shape {tuple(average.shape)}")
     return result.to(average.dtype)
-
-
-class _ForeachAsLoops(TorchDispatchMode):
-    """A mode in which operators of lists, which have no translation to ONNX, are those of their tensors."""
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func.namespace == "aten" and func.overloadpacket.__name__.startswith("_foreach_"):
-            return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
