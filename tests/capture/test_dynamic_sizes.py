@@ -265,6 +265,9 @@ def test_differences_and_correlations_of_rows() -> None:
         slopes = [*torch.gradient(rows, spacing=(0.5, 2.0)), *torch.gradient(rows.exp(), dim=0)]
         smooth = torch.gradient(rows, dim=0, edge_order=2)[0]
         similar = torch.corrcoef(rows).exp().mean() + torch.cov(rows).square().sum()
+        counts, weights = torch.arange(len(x)) + 1, x[:, 0].abs() + 0.1
+        similar += torch.cov(rows.T, fweights=counts).exp().sum() + torch.cov(rows.T, aweights=weights).exp().sum()
+        similar += torch.cov(rows.T, fweights=counts, aweights=weights, correction=2).sin().sum()
         return sum((slope.square().sum() for slope in slopes), smooth.square().sum()) + similar
 
     compared(nn.Linear(4, 5), loss, [(6, 4), (3, 4), (9, 4)], Dim("N", min=3))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
@@ -14,13 +17,20 @@ def _cov(
     input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
     """Of variables (V, observations), or of one variable."""
-    given = [weights for weights in (fweights, aweights) if weights is not None]
-    if not any(map(is_symbolic, input.shape)) or given:
+    if not any(map(is_symbolic, input.shape)):
         return torch.cov(input, correction=correction, fweights=fweights, aweights=aweights)
     rows = torch.atleast_2d(input)
-    count = rows.shape[1]
-    centered = rows - rows.sum(1, keepdim=True) / count
-    found = centered @ centered.mH / torch.sym_max(count - correction, 0)
+    given = [weights for weights in (fweights, aweights) if weights is not None]
+    if not given:
+        count: Any = rows.shape[1]
+        centered = rows - rows.sum(1, keepdim=True) / count
+        found = centered @ centered.mH / torch.sym_max(count - correction, 0)
+    else:
+        weights = math.prod(given[1:], start=given[0])
+        count = weights.sum()
+        centered = rows - (rows * weights).sum(1, keepdim=True) / count
+        per_weight = 1 if aweights is None else (weights * aweights).sum() / count
+        found = centered @ (centered * weights).mH / (count - correction * per_weight).clamp(min=0)
     return found.squeeze() if not is_symbolic(rows.shape[0]) else found
 
 
