@@ -277,6 +277,7 @@ def _attempted(
     with refused_control_flow():
         steps = trials(joint, eager, dict(scale), several=options.specialize)
     update = None if update_of is None else update_of(eager.used)
+    joint.check_memory(eager, [] if update is None else [member.name for member in update.plan.members])
     states = {} if update is None else update.state()
     make = steps[0].make
     start = make()

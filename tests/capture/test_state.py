@@ -81,6 +81,64 @@ def test_parameters_that_the_loss_changes_are_state(loss: Any, shapes: Any) -> N
         np.testing.assert_allclose(trainer.weights()[name], tensor, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+class Viewing(nn.Module):
+    """A layer with another tensor in the memory of one of its own."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = nn.Linear(4, 4), how
+        weight = self.layer.weight.detach()
+        self.register_buffer("sums", torch.zeros(4))
+        if how == "other weights":
+            self.other = nn.Parameter(weight.T)
+        elif how == "initial weights":
+            self.register_buffer("other", weight[:1])
+        elif how == "first sums":
+            self.register_buffer("other", self.sums[:2].view(1, 2))
+        elif how == "columns":
+            whole = torch.rand(4, 8)
+            self.layer.weight, self.other = nn.Parameter(whole[:, ::2]), nn.Parameter(whole[:, 1::2])
+        elif how == "once":
+            self.other = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sums += x.detach().sum(0)
+        if self.how == "once":
+            self.other.data = 0.5 * self.other.data + 0.5 * self.layer.weight.data
+        return self.layer(x).tanh() * self.sums.mean() + self.other.square().sum() * x
+
+
+@pytest.mark.parametrize(
+    ("how", "names"),
+    [
+        ("other weights", "'layer.weight', which each step changes, and 'other'"),
+        ("initial weights", "'layer.weight', which each step changes, and 'other'"),
+        ("first sums", "'sums', which each step changes, and 'other'"),
+    ],
+)
+def test_state_in_the_memory_of_other_state_is_refused(how: str, names: str) -> None:
+    model = Viewing(how)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(CaptureError, match=f"{names} of the model are in the same memory"):
+        training_step(model, lambda model, x: model(x).mean(), (torch.randn(5, 4),), optimizer)
+
+
+@pytest.mark.parametrize("how", ["columns", "once"])
+def test_state_beside_other_state_in_memory(how: str) -> None:
+    """Elements that alternate, and a copy that the loss makes before the step changes the original."""
+    torch.manual_seed(0)
+    model, batches = Viewing(how), torch.randn(3, 5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    step = training_step(model, lambda model, x: model(x).mean(), (batches[0],), optimizer, inference=False)
+    trainer = onnx_ops.Trainer(step)
+    for x in batches:
+        optimizer.zero_grad()
+        wanted = model(x).mean()
+        wanted.backward()
+        optimizer.step()
+        np.testing.assert_allclose(trainer.step(x=x.numpy())["loss"], wanted.detach(), rtol=1e-4)
+
+
 class Remembering(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()

@@ -62,6 +62,7 @@ class RunInfo:
     Attributes:
         used: the parameters that have a gradient.
         changed: the buffers and parameters that the loss changes.
+        replaced: those of them that are in other memory afterwards; empty in a run that does not find them.
         draws: the number of draws of random numbers.
         call: the first call of the model outside the transforms of torch.func; None if the loss does not call it.
         returns_loss: whether that call returns the loss, and otherwise nothing but floating numbers.
@@ -71,6 +72,7 @@ class RunInfo:
 
     used: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
     draws: int = 0
     call: ModelCall | None = None
     returns_loss: bool = False

@@ -16,6 +16,7 @@ from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.pairs import as_like, as_real
 from onnx_ops.torch.steps.calls import FirstCall, FunctionCall, ModelCall, RunInfo
 from onnx_ops.torch.steps.differentiation import follow_hooks, gradients, loss_and_outputs
+from onnx_ops.torch.steps.memory import overlapping
 from onnx_ops.torch.steps.recomputation import ordered_recomputation
 from onnx_ops.torch.steps.references import References
 from onnx_ops.torch.tracing.effects import storage_of
@@ -196,6 +197,8 @@ class JointStep:
                 or info.effects.wrote(tensor)
             )
         ]
+        if changed is None:
+            info.replaced = [name for name in info.changed if storage_of(after[name]) != before[name][1]]
         changed_state = {name: as_real(after[name].detach()) for name in info.changed}
         for name, tensor in changed_state.items():
             if tensor.shape != values[name].shape:  # not that of `given`, which may have been resized in place
@@ -305,6 +308,27 @@ class JointStep:
                     f"the loss reads the {kind} '{name}' by a reference from outside the model's modules, such as a"
                     " list or a variable, so that the graph would have its value of now as a constant: read it as an"
                     " attribute of its module"
+                )
+
+    def check_memory(self, info: RunInfo, updated: Collection[str]) -> None:
+        """Check that no tensor of the state has elements of another one that a step changes.
+
+        Args:
+            info: about a run of the step.
+            updated: the parameters that the optimizer changes.
+
+        Raises:
+            CaptureError: with the names of both.
+        """
+        kept = {name: t for name, t in (self.parameters | self.buffers).items() if name not in info.replaced}
+        changed = {*info.changed, *updated}
+        for pair in overlapping(kept):
+            if not changed.isdisjoint(pair):
+                one, other = sorted(pair, key=lambda name: name not in changed)
+                raise CaptureError(
+                    f"'{one}', which each step changes, and '{other}' of the model are in the same memory; a graph has"
+                    " each in its own: use one parameter for both, as in decoder.weight = encoder.weight, compute one"
+                    " of the other where it is used, or copy it by clone()"
                 )
 
     @contextlib.contextmanager
