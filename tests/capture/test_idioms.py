@@ -87,6 +87,23 @@ def test_a_layer_that_is_converted_in_each_call() -> None:
     assert all(now is before for now, before in zip(model.parameters(), parameters, strict=True))
 
 
+def test_anomaly_detection() -> None:
+    """It is on during a capture, and stays so; or the loss switches it on."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autograd.detect_anomaly(check_nan=True):
+            (slope,) = torch.autograd.grad(model(x).exp().sum(), model.weight, create_graph=True)
+        return slope.square().sum()
+
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    gradients(model, loss, (x,))
+    with torch.autograd.set_detect_anomaly(True):
+        gradients(model, lambda model, x: model(x).exp().sum(), (x,))
+        assert torch.is_anomaly_enabled()
+        assert torch.is_anomaly_check_nan_enabled()
+    assert not torch.is_anomaly_enabled()
+
+
 def test_distributions_check_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of PPO, with a spread that is learnt, and that of a variational autoencoder."""
     monkeypatch.setattr(distributions.Distribution, "_validate_args", True)  # torch.compile sets it to False

@@ -116,6 +116,18 @@ def _symbolic_distributions() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _without_anomaly_detection() -> Iterator[None]:
+    """Autograd does not look for NaN among the numbers of gradients, which a trace does not have."""
+    before = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    torch.set_anomaly_enabled(False)
+    try:
+        with mock.patch.object(torch, "set_anomaly_enabled"):
+            yield
+    finally:
+        torch.set_anomaly_enabled(*before)
+
+
+@contextlib.contextmanager
 def without_logs(*names: str) -> Iterator[None]:
     """Without the logs of some loggers, except for critical ones."""
     loggers = [logging.getLogger(name) for name in names]
@@ -384,6 +396,7 @@ def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> 
             enable_python_dispatcher(),
             portable_kernels(),
             size_oblivious(),
+            _without_anomaly_detection(),
             without_logs(ShapeEnv.__module__),
         ):
             fakes = [given.fake for given in inputs]
