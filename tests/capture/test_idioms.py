@@ -104,6 +104,21 @@ def test_anomaly_detection() -> None:
     assert not torch.is_anomaly_enabled()
 
 
+def test_what_only_the_screen_shows() -> None:
+    """Ranges of a profiler, as in DataParallel, and formatted numbers."""
+    shown: list[str] = []
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.profiler.record_function("forward"):
+            value = model(x).square().mean()
+        shown.append(f"{value:.3f} {value.item():.3f} {len(x):4d} {x.shape}")
+        return value
+
+    x = torch.randn(4, 3)
+    gradients(nn.DataParallel(nn.Linear(3, 2)), loss, (x,), dynamic_shapes=({0: torch.export.Dim("N")},))
+    assert len(shown[0].split(".")[1].split()[0]) == 3
+
+
 def test_distributions_check_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of PPO, with a spread that is learnt, and that of a variational autoencoder."""
     monkeypatch.setattr(distributions.Distribution, "_validate_args", True)  # torch.compile sets it to False

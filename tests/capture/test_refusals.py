@@ -58,7 +58,6 @@ REFUSED = {
         rf"{WHERE} computes with the numbers of a tensor outside of PyTorch at .*, in NumPy or SciPy",
     ),
     "index": (lambda x: [x, -x, x][x[0].argmax()], rf"{WHERE} decides by the numbers .* {LINE}"),
-    "text": (lambda x: x if f"{x.sum():.2f}" else -x, rf"{WHERE} decides by the numbers .* {LINE}"),
     "eigenvalues": (
         lambda x: torch.linalg.eigvals(x).abs(),
         rf"{WHERE} computes aten\.linalg_eig\.default {LINE}, eigenvalues that may be complex.*eigvalsh[^%]*$",

@@ -120,18 +120,22 @@ class _Texts:
     """
 
     def __init__(self) -> None:
-        self._tensors: list[torch.Tensor] = []
+        self._formatted: list[tuple[torch.Tensor, str]] = []
 
     def of(self, tensor: torch.Tensor, spec: str = "") -> str:
         """As Tensor.__format__."""
-        if spec or tensor.dim() or not isinstance(tensor, FakeTensor) or tensor.constant is not None:
+        if tensor.dim() or not isinstance(tensor, FakeTensor) or tensor.constant is not None:
             return torch.Tensor.__format__(tensor, spec)
-        self._tensors.append(tensor)
-        return f"<number {len(self._tensors) - 1} of the data>"
+        self._formatted.append((tensor, spec))
+        return f"<number {len(self._formatted) - 1} of the data>"
 
     def read(self, key: str) -> str:
         """A key with the numbers, of which it is a condition that they are those of the example."""
-        return re.sub(r"<number (\d+) of the data>", lambda found: str(int(self._tensors[int(found[1])].item())), key)
+        return re.sub(r"<number (\d+) of the data>", lambda found: self._read(int(found[1])), key)
+
+    def _read(self, place: int) -> str:
+        tensor, spec = self._formatted[place]
+        return format(int(tensor.item()), spec)
 
 
 class _SingleReads(TorchFunctionMode):
@@ -158,8 +162,15 @@ def single_reads() -> Iterator[None]:
         mock.patch.object(torch.nn.ModuleDict, "__getitem__", lambda modules, key: item(modules, texts.read(key))),
         mock.patch.object(FakeTensor, "tolist", _to_list),
         mock.patch.object(torch.SymInt, "__hash__", _hash),
+        mock.patch.object(torch.SymInt, "__format__", _text),
+        mock.patch.object(torch.SymFloat, "__format__", _text),
     ):
         yield
+
+
+def _text(number: torch.SymInt | torch.SymFloat, spec: str) -> str:
+    """The text of a number that has no value, as of a loss that is printed."""
+    return str(number)
 
 
 _hash_of_size = torch.SymInt.__hash__

@@ -295,8 +295,8 @@ def _array(error: BaseException, where: Locations) -> str | None:
     )
 
 
-_VALUE_REQUIRED = r"(not 'Sym(Bool|Int|Float)'|got Sym(Bool|Int|Float)|passed to FakeTensor\.__format__)"
-"""Messages of PyTorch and Python where a tensor without values becomes a number, an index or a text."""
+_VALUE_REQUIRED = r"(not 'Sym(Bool|Int|Float)'|got Sym(Bool|Int|Float))"
+"""Messages of PyTorch and Python where a tensor without values becomes a number or an index."""
 
 
 def _branch(error: BaseException, where: Locations) -> str | None:

@@ -16,6 +16,7 @@ import sympy
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.profiler import record_function
 from torch.distributions import Distribution
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
@@ -125,6 +126,13 @@ def _without_anomaly_detection() -> Iterator[None]:
             yield
     finally:
         torch.set_anomaly_enabled(*before)
+
+
+@contextlib.contextmanager
+def _without_profiles() -> Iterator[None]:
+    """The ranges of torch.profiler.record_function, as in DataParallel, are no operators of a trace."""
+    with mock.patch.multiple(record_function, __enter__=lambda self: self, __exit__=lambda *_: None):
+        yield
 
 
 @contextlib.contextmanager
@@ -397,6 +405,7 @@ def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> 
             portable_kernels(),
             size_oblivious(),
             _without_anomaly_detection(),
+            _without_profiles(),
             without_logs(ShapeEnv.__module__),
         ):
             fakes = [given.fake for given in inputs]
