@@ -239,6 +239,12 @@ def test_seeds_counters_and_rounding(dtype: str, seed: int, tmp_path: Path) -> N
         batch = {"x": rng.normal(size=(2, 2)).astype(np.float16 if dtype == "float16" else np.float32)}
         assert_same(called(there, call, batch), called(here, call, batch))
         assert_same(there.state_dict(), here.state_dict())
+    for trainer in (here, there):
+        trainer.accumulate(**batch)
+        calls = trainer.state_dict()["calls"]
+        trainer.step()  # which has no further batch
+        assert trainer.state_dict()["calls"] == calls
+    assert_same(there.state_dict(), here.state_dict())
 
 
 def test_conditions_of_accumulated_batches(tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ class Accumulation:
             {name: numpy_dtype(tensor) for name, tensor in outputs.items()},
         )
         counters = graphs.counters
+        counted_outputs = [] if counters is None else [value.name for value in counters.graph.output]
+        self._counted_state = [name.removeprefix(NEXT) for name in counted_outputs]
         self._counters = (
             None
             if counters is None
@@ -165,6 +167,8 @@ class Accumulation:
         found = {} if arrays is None else self._added(version, arrays)
         now, then = self._state.sets[version.turn], self._state.sets[1 - version.turn]
         changed = {name: found.pop(NEXT + name, now[name].array) for name in self._buffers}
+        if arrays is None:  # the update changes what each batch changes, and there is no further one
+            changed |= {name: now[name].array.copy() for name in self._counted_state}
         for name, tensor in self._rounded.items():
             tensor.array[...] = self._means[name].array
         batches, self.batches = self.batches, 0  # first, so that an interrupt does not lead to a second update
@@ -352,12 +356,13 @@ def _averaging(
 def _counters(
     model: onnx.ModelProto, update: onnx.ModelProto, gradients: Mapping[str, TensorType]
 ) -> onnx.ModelProto | None:
-    """The part of an update with the buffers that change with each batch, such as `num_batches_tracked`; None if empty.
+    """The part of an update with the state that changes with each batch; None if empty.
 
-    These are the buffers that depend on no gradient, and that the rest of the update does not read.
+    These are the buffers, such as `num_batches_tracked`, and the parameters, such as those of a momentum encoder, that
+    depend on no gradient, and that the rest of the update does not read.
     """
-    buffers = {NEXT + name for name in Step.of(model).names(InputRole.BUFFER)}
-    found = buffers - following(update.graph, gradients)
+    state = {NEXT + name for name in Step.of(model).names(InputRole.BUFFER, InputRole.PARAMETER)}
+    found = state - following(update.graph, gradients)
     while True:
         chosen = [value for value in update.graph.output if value.name in found]
         others = [value for value in update.graph.output if value.name not in found]

@@ -36,6 +36,21 @@ def normalized() -> nn.Module:
     return nn.Sequential(layers[0], first, nn.Tanh(), layers[1], last, nn.Linear(8, 3))
 
 
+class Following(nn.Module):
+    """A network with a momentum encoder, which it follows, in front of batch norm with cumulative averages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.target = nn.Linear(6, 8, bias=False), nn.Linear(6, 8, bias=False).requires_grad_(False)
+        self.norm, self.last = nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.target.weight.lerp_(self.layer.weight, 0.3)
+        result: Tensor = self.last(self.norm(self.layer(x) + self.target(x)).tanh())
+        return result
+
+
 def loss(model: nn.Module, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
     logits = model(x)
     return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
@@ -111,6 +126,31 @@ def test_accumulated_batches(
             np.testing.assert_allclose(got["logits"], wanted["logits"].detach(), rtol=1e-9, atol=1e-11)
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(twin.parameters(), clip)
+        updating.step()
+        check_weights(trainer, twin)
+
+
+@pytest.mark.parametrize("keep_previous", [False, True])
+@pytest.mark.parametrize("is_last_in_step", [True, False])
+def test_state_that_changes_with_each_batch(is_last_in_step: bool, keep_previous: bool) -> None:
+    """Parameters that the loss changes too; an update without a batch changes no more than those with a gradient."""
+    torch.manual_seed(0)
+    model = Following().double()
+    twin, steps = copy.deepcopy(model), groups(3)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, 0.1)
+    step = training_step(model, loss, steps[0][0], optimizer, dynamic_shapes=(ROWS, ROWS), inference=False)
+    trainer = onnx_ops.Trainer(step, keep_previous=keep_previous)
+    updating = torch.optim.SGD([parameter for parameter in twin.parameters() if parameter.requires_grad], 0.1)
+    for batches in steps:
+        samples = sum(len(labels) for _, labels in batches)
+        updating.zero_grad()
+        for number, batch in enumerate(batches):
+            (loss(twin, *batch)["loss"] * len(batch[1]) / samples).backward()
+            last = is_last_in_step and number == len(batches) - 1
+            (trainer.step if last else trainer.accumulate)(**arrays(batch))
+        if not is_last_in_step:
+            trainer.step()
         updating.step()
         check_weights(trainer, twin)
 

@@ -21,7 +21,7 @@ namespace onnx_ops::detail {
 /// The graphs of a step for the accumulation of gradients, and what they are run with.
 struct AccumulationParts {
   const Prepared *averaging, *update;
-  const Prepared *counters;  // null if no buffer counts batches
+  const Prepared *counters;  // null if no state changes with each batch
   std::array<StateSet, 2> sets, written;
   const Record *record;
   Counted counted;
@@ -92,6 +92,12 @@ class Accumulation {
     if (batch) found = added(turn, *batch, changed);
     for (const std::string &name : buffers_) {
       if (!changed.has(name)) changed.set(name, parts_.sets[turn].at(name)->tensor);
+    }
+    if (!batch && counters_) {  // the update changes what each batch changes, and there is no further one
+      for (const auto &entry : parts_.counters->graph.outputs) {
+        const std::string name = entry.first.substr(std::strlen(NEXT));
+        changed.set(name, parts_.sets[turn].at(name)->tensor.clone());
+      }
     }
     for (const auto &[rounded, mean] : rounded_) round_into(rounded->tensor, mean->tensor);
     for (const auto &[name, tensor] : update_->run(turn, {})) found.set(name, tensor);
