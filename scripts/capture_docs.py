@@ -41,16 +41,11 @@ DYNAMIC = (
         "space, time",
         "depthwise convolutions are slower than with static axes",
     ),
-    (
-        "`nn.ConvTranspose1d`, `2d`, `3d`",
-        "space, time",
-        "`output_padding` must be smaller than `stride`",
-    ),
+    ("`nn.ConvTranspose1d`, `2d`, `3d`", "space, time", ""),
     ("`nn.Unfold`, `nn.Fold`", "space", ""),
     ("`nn.MaxPool1d`, `2d`, `3d`", "space, time", "`ceil_mode` only if no window starts beyond the end"),
     ("`nn.AvgPool1d`, `2d`, `3d`", "space, time", ""),
-    ("`nn.AdaptiveAvgPool1d`, `2d`, `3d`", "space, time", ""),
-    ("`nn.AdaptiveMaxPool1d`, `2d`, `3d`", "space, time", "`output_size=1` only"),
+    ("`nn.AdaptiveAvgPool1d`, `nn.AdaptiveMaxPool1d`, `2d`, `3d`", "space, time", ""),
     ("`F.pad` in all modes", "space, time", ""),
     (
         "`nn.Upsample`, `F.interpolate`",
