@@ -111,6 +111,10 @@ def two_generators(x: Tensor, seed: int) -> list[Tensor]:
     return [torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)) for _ in range(2)]
 
 
+def of_two_distributions(x: Tensor, seed: int) -> list[Tensor]:
+    return [draw(x.shape, generator=torch.Generator().manual_seed(seed)) for draw in (torch.rand, torch.randn)]
+
+
 def seeded_again(x: Tensor, seed: int) -> list[Tensor]:
     generator = torch.Generator()
     return [torch.randn(x.shape, generator=generator.manual_seed(seed)) for _ in range(2)]
@@ -122,7 +126,7 @@ def restored(x: Tensor, seed: int) -> list[Tensor]:
     return [first, torch.randn(x.shape)]
 
 
-@pytest.mark.parametrize("draws", [two_generators, seeded_again, restored])
+@pytest.mark.parametrize("draws", [two_generators, of_two_distributions, seeded_again, restored])
 def test_numbers_that_are_drawn_twice_are_refused(draws: Callable[[Tensor, int], list[Tensor]]) -> None:
     """By a generator in the same state, as in the Brownian motions of torchsde; a seed is another in each step."""
 

@@ -30,11 +30,12 @@ class Draw:
 
     Attributes:
         operator: of the draw.
-        state: a digest of the state of the generator; equal states give the same numbers.
+        state: a digest of the state of the generator; equal states give the same random bits, from which operators
+            compute different numbers.
         generator: None for PyTorch's.
     """
 
-    operator: OpOverload
+    operator: OpOverload = field(compare=False)
     state: bytes
     generator: torch.Generator | None = field(compare=False)
 
