@@ -101,6 +101,36 @@ def test_a_size_of_one_that_pytorch_refuses(network: nn.Module, axis: int) -> No
         trainer.step(x=one.numpy())
 
 
+@pytest.mark.parametrize(
+    ("mode", "pads", "axis", "least"),
+    [
+        ("circular", [1, 1], 2, 1),
+        ("circular", [0, 3], 2, 3),
+        ("circular", [0, 3], 1, 0),
+        ("reflect", [2, 1], 2, 3),
+        ("reflect", [2, 1], 1, 1),
+        ("replicate", [2, 1], 2, 1),
+    ],
+)
+def test_sizes_that_are_less_than_a_pad_needs_are_refused(mode: str, pads: list[int], axis: int, least: int) -> None:
+    """Before the state changes; onnxruntime runs some of them."""
+
+    def padded(network: nn.Module, x: Tensor) -> Tensor:
+        return network(F.pad(x, pads, mode)[..., None]).square().sum()
+
+    network, x = nn.Linear(1, 1), torch.randn(2, 4, 4)
+    trainer = onnx_ops.Trainer(gradients(network, padded, (x,), dynamic_shapes=({axis: Dim("N")},), inference=False))
+    if least:
+        small = x.narrow(axis, 0, least - 1)
+        with pytest.raises(RuntimeError):
+            padded(network, small)
+        with pytest.raises(onnx_ops.StepError, match=f"with N >= {least}"):
+            trainer.step(x=small.numpy())
+    smallest = x.narrow(axis, 0, least)
+    wanted = padded(network, smallest).detach()
+    np.testing.assert_allclose(trainer.step(x=smallest.numpy())["loss"], wanted, rtol=1e-5)
+
+
 def test_a_size_of_one_that_pytorch_refuses_for_the_numbers_of_the_example() -> None:
     """The lengths of the example are above 2 as well; with others a single step is right."""
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import sympy
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 
 def require_elements(tensor: Tensor, axes: Iterable[int] | None = None) -> None:
-    """Require that sizes of a tensor are 1 or more.
-
-    For sizes that depend on data that becomes a condition of the step. Of other dynamic sizes 0 is refused, and 1 if
-    what is computed from it is 0 then, as `x[1:].shape[0]`.
+    """Require that sizes of a tensor are 1 or more, as `require_size`.
 
     Args:
         tensor: in a trace, or with data.
@@ -22,8 +20,16 @@ def require_elements(tensor: Tensor, axes: Iterable[int] | None = None) -> None:
     if not tensor.dim():
         return
     for axis in range(tensor.dim()) if axes is None else axes:
-        size = tensor.shape[axis]
-        if not isinstance(size, torch.SymInt) or free_unbacked_symbols(size):
-            torch._check(size >= 1)
-        else:
-            size.node.shape_env.require_elements(size.node.expr)  # of a RecordedShapes
+        require_size(tensor.shape[axis], 1)
+
+
+def require_size(size: int | torch.SymInt, least: int | torch.SymInt) -> None:
+    """Require that a size is not less than another one.
+
+    For sizes that depend on data that becomes a condition of the step. Smaller ones than that of other dynamic sizes
+    from which it follows are refused, 0 and 1 among them: of x.shape[0] those below 3 where x[2:] must have elements.
+    """
+    torch._check(size >= least)
+    dynamic = [each for each in (size, least) if isinstance(each, torch.SymInt)]
+    if dynamic and not any(map(free_unbacked_symbols, dynamic)):
+        dynamic[0].node.shape_env.require(*map(sympy.sympify, (size, least)))  # of a RecordedShapes

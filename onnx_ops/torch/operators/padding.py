@@ -1,4 +1,7 @@
-"""Gradients of reflection and replication pads: those of the edges are added where the edges were copied from."""
+"""Pads by elements of the tensor: the sizes that they need, and gradients of reflection and replication pads.
+
+The gradients of the edges are added where the edges were copied from.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,23 @@ import functools
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.functional import pad
 
-from onnx_ops.torch.base.table import decomposes
+from onnx_ops.torch.base.requirements import require_elements, require_size
+from onnx_ops.torch.base.table import decomposes, replaces
+
+
+@replaces(F.pad)
+def _pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """With the errors of PyTorch's kernels for dynamic sizes: the operators of a trace have none."""
+    if mode != "constant":
+        padded = range(input.dim() - 1, input.dim() - 1 - len(pad) // 2, -1)
+        for axis, before, after in zip(padded, pad[::2], pad[1::2], strict=True):
+            require_size(input.shape[axis], torch.sym_max(before, after) + (mode == "reflect"))
+        if mode != "circular":
+            require_elements(input, range(input.dim() - 1 - len(padded), input.dim()))
+    return F.pad(input, pad, mode, value)
 
 
 def _axis_by_axis(
@@ -19,7 +35,7 @@ def _axis_by_axis(
     for place in range(len(padding) // 2):
         before, after = padding[2 * place], padding[2 * place + 1]
         if before < 0 or after < 0:  # a crop: nothing has been copied
-            grad = pad(grad, [0, 0] * place + [max(-before, 0), max(-after, 0)])
+            grad = F.pad(grad, [0, 0] * place + [max(-before, 0), max(-after, 0)])
             before, after = max(before, 0), max(after, 0)
         if before or after:
             grad = fold(grad, -1 - place, before, after)
@@ -32,10 +48,10 @@ def _reflected(grad: Tensor, axis: int, before: int, after: int) -> Tensor:
     inner = grad.narrow(axis, before, size)
     if before:
         mirrored = grad.narrow(axis, 0, before).flip(axis)
-        inner = inner + pad(mirrored, [*trailing, 1, size - 1 - before])
+        inner = inner + F.pad(mirrored, [*trailing, 1, size - 1 - before])
     if after:
         mirrored = grad.narrow(axis, before + size, after).flip(axis)
-        inner = inner + pad(mirrored, [*trailing, size - 1 - after, 1])
+        inner = inner + F.pad(mirrored, [*trailing, size - 1 - after, 1])
     return inner
 
 
@@ -44,7 +60,9 @@ def _replicated(grad: Tensor, axis: int, before: int, after: int) -> Tensor:
     trailing = [0, 0] * (-1 - axis)
     first = grad.narrow(axis, 0, before).sum(axis, keepdim=True)
     last = grad.narrow(axis, before + size, after).sum(axis, keepdim=True)
-    return grad.narrow(axis, before, size) + pad(first, [*trailing, 0, size - 1]) + pad(last, [*trailing, size - 1, 0])
+    return (
+        grad.narrow(axis, before, size) + F.pad(first, [*trailing, 0, size - 1]) + F.pad(last, [*trailing, size - 1, 0])
+    )
 
 
 for _rank in (1, 2, 3):

@@ -160,11 +160,12 @@ class RecordedShapes(ShapeEnv):
             if not self._known[known]:
                 self.decided_at_one.setdefault(ones, self._line())
 
-    def require_elements(self, size: sympy.Expr) -> None:
-        """Note a size, in terms of dynamic ones, for which PyTorch raises an error if it is 0."""
-        self.note(sympy.Ge(size, 1))
-        empty = {symbol: size.xreplace({symbol: sympy.S.Zero}) for symbol in size.free_symbols}
-        self.never_empty.update(symbol for symbol, left in empty.items() if left.is_nonpositive)
+    def require(self, size: sympy.Expr, least: sympy.Expr) -> None:
+        """Note sizes of 0 and 1 with which another one, in terms of them, is so small that PyTorch raises an error."""
+        self.note(sympy.Ge(size, least))
+        more = size - least
+        empty = {symbol: more.xreplace({symbol: sympy.S.Zero}) for symbol in more.free_symbols}
+        self.never_empty.update(symbol for symbol, left in empty.items() if left.is_negative)
 
     def _holds(self, condition: sympy.Basic) -> bool:
         if condition in (sympy.true, sympy.false):
