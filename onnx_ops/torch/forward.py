@@ -32,7 +32,7 @@ from onnx_ops.torch.verification.single import Sizes, named_dimensions, refused_
 from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, compare
 from onnx_ops.torch.verification.trials import with_sizes
 from onnx_ops.torch.verification.widening import rounds_to_16_bits
-from onnx_ops.training.conditions import Condition
+from onnx_ops.training.conditions import CONDITION_NODE, Condition
 
 _Verify = Callable[[Tensors, Tensors], None]
 
@@ -252,7 +252,7 @@ def _taken_out(graph: ir.Graph, conditions: Sequence[Condition]) -> dict[str, ir
         return {}
     holds, _ = graph.outputs[-2:]
     del graph.outputs[-2:]
-    names = [f"condition {i + 1}: {condition.line} ({condition.code})" for i, condition in enumerate(conditions)]
+    names = [f"{CONDITION_NODE} {i + 1}: {condition.line} ({condition.code})" for i, condition in enumerate(conditions)]
     producer = holds.producer()
     if producer is not None and producer.op_type == "Concat" and len(producer.inputs) == len(names):
         # Not through the whole, so that each condition depends on what it needs only.
@@ -343,7 +343,7 @@ def _fail_at_one(graph: ir.Graph, refused: Collection[str]) -> None:
         one = ir.node("Constant", [], {"value": ir.tensor(np.array([1], np.int64))})
         above = ir.node("Greater", [size.outputs[0], one.outputs[0]])
         graph.extend([size, one, above])
-        holds[f"condition: {name} > 1"] = above.outputs[0]
+        holds[f"{CONDITION_NODE}: {name} > 1"] = above.outputs[0]
     _fail_where_violated(graph, holds, "of_all_sizes")
 
 

@@ -15,7 +15,7 @@ from onnx_ops.graph.slices import part
 from onnx_ops.graph.types import declared_types
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensors
-from onnx_ops.training.conditions import Condition, check_conditions
+from onnx_ops.training.conditions import CONDITION_NODE, Condition, check_conditions
 from onnx_ops.training.errors import StepError
 
 
@@ -49,6 +49,29 @@ def check_parts(
             for place, own in read.items():
                 values[place] = found[own].item()
             raise StepError(condition.problem(values))
+
+
+def _check_failing_nodes(model: onnx.ModelProto, run: Callable[[onnx.ModelProto], Arrays | None]) -> None:
+    """As `check_parts`, for a graph in evaluation mode, whose conditions are nodes that fail where they do not hold.
+
+    Each of these reads an element whose index is the sum of that of the node before, and of 1 if the condition is
+    violated.
+    """
+    graph = model.graph
+    producers = {output: node for node in graph.node for output in node.output}
+    for node in graph.node:
+        if node.op_type != "Gather" or not node.name.startswith(CONDITION_NODE):
+            continue
+        index = producers.get(node.input[1])
+        if index is not None and index.op_type == "Add":
+            violated = index.input[0]
+            outputs = [helper.make_tensor_value_info(violated, TensorProto.INT64, (1,))]
+            found = run(part(model, graph.input, outputs))
+            if found is not None and found[violated].any():
+                raise StepError(
+                    f"'{node.name}' does not hold: the graph is valid only for batches with which the code does what it"
+                    " does in the example of the capture"
+                )
 
 
 class ConditionParts:
@@ -87,3 +110,4 @@ class ConditionParts:
                 raise
 
         check_parts(self._model, self._conditions, run)
+        _check_failing_nodes(self._model, run)

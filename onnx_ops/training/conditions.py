@@ -17,6 +17,9 @@ from onnx_ops.training.errors import StepError
 KINDS = {"bool": lambda x: str(bool(x)), "int": lambda x: str(int(x)), "float": lambda x: str(float(x))}
 """The kinds of numbers, and their texts."""
 
+CONDITION_NODE = "condition"
+"""What the name of a node of a graph in evaluation mode begins with that fails where a condition does not hold."""
+
 
 @dataclass(frozen=True)
 class Number:

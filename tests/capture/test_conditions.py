@@ -572,8 +572,12 @@ def test_conditions_on_numbers_that_other_data_do_not_have() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x = torch.tensor([0.9, 0.8, 0.501])
-    trainer = Trainer(training_step(model, selected, (x,), optimizer, specialize=True, inference=False))
+    step = training_step(model, selected, (x,), optimizer, specialize=True, inference=False, evaluation=True)
+    trainer, fewer = Trainer(step), np.array([0.9, 0.8, 0.2], np.float32)
     for run in (trainer.step, partial(trainer.evaluate, "train"), trainer.accumulate):
         with pytest.raises(StepError, match=r"in x\[x > 0\.5\].* reads 2 from tensors, and read 3"):
-            run(x=np.array([0.9, 0.8, 0.2], np.float32))
+            run(x=fewer)
+    with pytest.raises(StepError, match=r"'condition 1: test_conditions\.py, line .* in x\[x > 0\.5\].* does not hold"):
+        trainer.evaluate(x=fewer)
+    trainer.evaluate(x=x.numpy())
     trainer.step(x=x.numpy())

@@ -62,7 +62,7 @@ class Random(TorchDispatchMode):
         self._before: dict[torch.Generator, Tensor] = {}
         self._unseeded: set[bytes] = set()
         """The states that PyTorch's generator comes to by draws alone."""
-        self._drawn: set[Draw] = set()
+        self._drawn: set[Draw] = set()  # since the entry
         self._repeats = False
         self.closed = False
         self.seeded: list[Draw] = []
@@ -70,6 +70,7 @@ class Random(TorchDispatchMode):
     def __enter__(self) -> Random:
         self._before = {torch.default_generator: torch.default_generator.get_state()}
         self._unseeded = {_digest(torch.default_generator)}
+        self._drawn = set()
         super().__enter__()
         return self
 
