@@ -70,6 +70,19 @@ def test_len_of_a_tensor() -> None:
     assert len is before
 
 
+def test_numbers_of_elements_of_shapes() -> None:
+    """As in the losses of torchrl."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        return y.reshape(y.shape[:2].numel(), -1).square().sum() / (y.shape + y.shape[:1]).numel() + y[0].size().numel()
+
+    before = torch.Size.numel
+    compared(nn.Linear(3, 2), loss, [(6, 4, 3), (3, 5, 3), (1, 1, 3)], Dim("N"), Dim("M"))
+    assert torch.Size.numel is before
+    assert torch.Size([2, 3]).numel() == 6
+
+
 def test_tensors_made_of_sizes() -> None:
     """As grids of coordinates, shapes of feature maps and pairs of samples are."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.tracing.batching import symbolic_batches
 from onnx_ops.torch.tracing.certainty import is_certain
 from onnx_ops.torch.tracing.frames import Line, is_called_by_layer, is_called_by_model, is_called_by_operator
+from onnx_ops.torch.tracing.immutable_types import replaced_method
 from onnx_ops.torch.tracing.mathematics import symbolic_mathematics
 
 LARGEST = 2**48
@@ -253,7 +255,8 @@ def symbolic_sizes() -> Iterator[None]:
     """A context in which len() of a tensor is its dynamic size, and functions of PyTorch take such sizes.
 
     Python's own len() makes a number of the size, PyTorch's attention takes no SymBool, such as
-    `is_causal=x.shape[1] > 1`, torch.func makes numbers of sizes, and so does the package opt_einsum.
+    `is_causal=x.shape[1] > 1`, torch.func and torch.Size.numel() make numbers of sizes, and so does the package
+    opt_einsum.
     """
     with contextlib.ExitStack() as stack:
         if torch.backends.opt_einsum.is_available():
@@ -263,6 +266,7 @@ def symbolic_sizes() -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.backends.opt_einsum, "get_opt_einsum", return_value=paths))
             stack.enter_context(mock.patch.object(module, "contract_path", paths.contract_path))
         stack.enter_context(mock.patch.object(builtins, "len", _length))
+        stack.enter_context(replaced_method(torch.Size, "numel", _numel))
         stack.enter_context(symbolic_batches())
         stack.enter_context(symbolic_mathematics())
         # Those too that have imported it; in its own module PyTorch looks up what it passes to __torch_function__.
@@ -323,6 +327,10 @@ def _length(container: Any, /) -> Any:
     if isinstance(container, torch.Tensor) and container.dim() and isinstance(container.shape[0], torch.SymInt):
         return container.shape[0]
     return _len(container)
+
+
+def _numel(shape: torch.Size) -> int | torch.SymInt:
+    return math.prod(shape)
 
 
 def _condition(node: SymNode, file: str, line: int) -> bool:
