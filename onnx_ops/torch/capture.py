@@ -158,7 +158,8 @@ def gradients(
         specialize: where Python reads a number from a tensor and branches on it, as in `if labels.max() >= classes`,
             capture the way that the example takes. The step then has conditions: `onnx_ops.Trainer` raises a StepError
             that names the line, before the state changes, for numbers that would take another way. Other programs read
-            the outputs `condition.holds` and `condition.numbers`; the forward graph fails.
+            the outputs `condition.holds` and `condition.numbers`; the forward graph fails. Where Python branches on a
+            dynamic size, as in `if len(x) > 64`, the sizes that take the way of the example are likewise the only ones.
 
     Returns:
         A Capture. Inputs of its graph: parameters and buffers by their names in `state_dict` (tied ones once, by the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import pytest
 import sympy
@@ -20,7 +21,7 @@ from torch.utils._sympy.functions import (
 )
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from onnx_ops.torch.tracing.certainty import is_certain, least_size
+from onnx_ops.torch.tracing.certainty import certain_sizes, is_certain
 
 S, B = (sympy.Symbol(name, integer=True, positive=True) for name in "sb")
 PADDED = S + Mod(4 - Mod(S, 4), 4)
@@ -84,21 +85,31 @@ def test_the_least_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("condition", "size"),
+    ("condition", "least", "most"),
     [
-        (sympy.Ge(S, 5), 5),
-        (sympy.Ge(Min(S, 3 * FloorDiv(S, 3)), 7), 9),
-        (sympy.Gt(FloorDiv(S - 3, 2) * FloorDiv(S, 2), 20), 12),
-        (sympy.Ge(S, 21), None),
-        (sympy.Le(S, 20), None),
-        (sympy.Ge(Mod(S, 3), 1), None),
+        (sympy.Ge(S, 5), 5, None),
+        (sympy.Ge(Min(S, 3 * FloorDiv(S, 3)), 7), 9, None),
+        (sympy.Gt(FloorDiv(S - 3, 2) * FloorDiv(S, 2), 20), 12, None),
+        (sympy.Ge(S, 20), 20, None),
+        (sympy.Le(S, 20), 2, 20),
+        (sympy.Lt(768 * S, 4194304), 2, 5461),
+        (sympy.Le(S * FloorDiv(S, 2), 3000), 2, 77),
+        (sympy.Eq(FloorDiv(S, 15), 1), 15, 29),
+        (sympy.Ge(Mod(S, 3), 1), 19, 20),
     ],
 )
-def test_the_size_from_which_on_conditions_hold(condition: sympy.Basic, size: int | None) -> None:
-    assert least_size(condition, S, 2, 20) == size
-    if size is not None:
-        assert all(condition.subs(S, larger) for larger in range(size, 99))
-        assert size == 2 or not condition.subs(S, size - 1)
+def test_the_sizes_for_which_conditions_hold(condition: sympy.Basic, least: int, most: int | None) -> None:
+    sizes = certain_sizes(condition, S, ValueRanges(2, 2**48), 20)
+    assert sizes is not None
+    assert sizes.start == least
+    assert (None if sizes.stop == sys.maxsize else sizes.stop - 1) == most
+    assert all(condition.subs(S, size) for size in range(least, min(sizes.stop, 99)))
+    assert least == 2 or not condition.subs(S, least - 1)
+    assert most is None or not condition.subs(S, most + 1)
+
+
+def test_no_sizes_for_which_a_condition_holds() -> None:
+    assert certain_sizes(sympy.Ge(S, 21), S, ValueRanges(2, 64), 20) is None
 
 
 def test_the_largest_size() -> None:

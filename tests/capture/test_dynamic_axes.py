@@ -155,8 +155,9 @@ def test_a_size_of_one_that_pytorch_refuses_for_the_numbers_of_the_example() -> 
         (lambda y: y.shape[0] * y.shape[0] * y.shape[0] >= torch.iinfo(torch.int32).max, 1290),
         (lambda y: len(y) >= 64 and 2**20 * len(y) > 2**31, 2048),
         (lambda y: len(y) < 1500 and 2**21 * len(y) > 2**31, 1024),
+        (lambda y: 768 * len(y) >= 4194304, 5461),  # as kornia asks for the limit of torch.quantile
     ],
-    ids=["triplets", "elements of large batches", "elements of small batches"],
+    ids=["triplets", "elements of large batches", "elements of small batches", "elements of a limit"],
 )
 def test_bounds_that_code_sets_are_kept_for_the_trainer(are_many: Callable[[Tensor], bool], most: int) -> None:
     def limited(network: nn.Module, x: Tensor) -> Tensor:
@@ -170,7 +171,30 @@ def test_bounds_that_code_sets_are_kept_for_the_trainer(are_many: Callable[[Tens
     with pytest.raises(onnx_ops.StepError, match=f"with N from 0 to {most}"):
         trainer.step(x=np.ones((most + 1, 1), np.float32))
     with pytest.raises(CaptureError, match="is right only where"):
-        gradients(network, limited, (x,), dynamic_shapes=({0: Dim("N", max=3000)},))
+        gradients(network, limited, (x,), dynamic_shapes=({0: Dim("N", max=9000)},))
+
+
+@pytest.mark.parametrize(
+    ("are_as_in_the_example", "least", "most"),
+    [
+        (lambda x: 3 < len(x) < 40, 4, 39),
+        (lambda x: len(x.split(4)) == 2, 5, 8),
+        (lambda x: len(x) ** 2 < 99, 0, 9),
+        (lambda x: len(x.chunk(3)) == 3, 5, None),
+    ],
+)
+def test_steps_are_specialized_to_sizes(
+    are_as_in_the_example: Callable[[Tensor], bool], least: int, most: int | None
+) -> None:
+    def branching(network: nn.Module, x: Tensor) -> Tensor:
+        return network(x).square().mean() * (2.0 if are_as_in_the_example(x) else 1.0)
+
+    network, x, shapes = nn.Linear(1, 1), torch.randn(6, 1), ({0: Dim("N")},)
+    bounds = [f"min={least}"] * bool(least) + [f"max={most}"] * bool(most)
+    with pytest.raises(CaptureError, match=f"{' and '.join(bounds)} of its torch.export.Dim, by specialize=True"):
+        gradients(network, branching, (x,), dynamic_shapes=shapes, inference=False)
+    capture = gradients(network, branching, (x,), dynamic_shapes=shapes, inference=False, specialize=True)
+    assert onnx_ops.Step.of(capture.model).bounds["N"][:2] == (least, most)
 
 
 SIZES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 
 import sympy
@@ -20,7 +21,6 @@ from torch.utils._sympy.functions import (
     PythonMod,
     ToFloat,
 )
-from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 REMAINDERS = 256
@@ -40,9 +40,10 @@ class _Ceiling(sympy.Function):
 def is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]) -> bool:
     """Whether a condition holds for all sizes in the ranges of its symbols, as far as a proof is found.
 
-    A size that is divided is written as `period * count + remainder`, for each remainder. Quotients and remainders are
-    then polynomials in the counts, whose coefficients decide the condition. Where they do not, it is computed for each
-    count, if those are few: there is one chunk of 64 in sizes up to 64.
+    A size that is divided is written as `period * count + remainder`, for each remainder, with a count from the least
+    one on, or up to the largest one. Quotients and remainders are then polynomials in the counts, whose coefficients
+    decide the condition. Where they do not, it is computed for each count, if those are few: there is one chunk of 64
+    in sizes up to 64.
 
     Args:
         condition: of integer symbols.
@@ -56,14 +57,19 @@ def is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges
     if math.prod(periods) > REMAINDERS:
         return False
     for remainders in itertools.product(*map(range, periods)):
-        sizes, few = {}, []
+        sizes, below, few = {}, {}, []
         for symbol, period, remainder in zip(symbols, periods, remainders, strict=True):
-            least = -(-(int(ranges[symbol].lower) - remainder) // period)
+            bounds = ranges[symbol]
+            least = -(-(int(bounds.lower) - remainder) // period)
             more = sympy.Symbol(f"more_{symbol}", integer=True, nonnegative=True)
             sizes[symbol] = period * (more + least) + remainder
-            few.append(_few(remainder, period, ranges[symbol]))
-        if _evaluated(condition, sizes) is not sympy.true and not _holds(condition, symbols, few):
-            return False
+            if bounds.upper.is_Integer:
+                below[symbol] = period * ((int(bounds.upper) - remainder) // period - more) + remainder
+            few.append(_few(remainder, period, bounds))
+        ways = [sizes, below] if len(below) == len(sizes) else [sizes]
+        if any(_evaluated(condition, way) is sympy.true for way in ways) or _holds(condition, symbols, few):
+            continue
+        return False
     return True
 
 
@@ -76,14 +82,30 @@ def linear(term: sympy.Expr, symbol: sympy.Symbol) -> tuple[int, int] | None:
     return int(factor), int(offset)
 
 
-def least_size(condition: sympy.Basic, symbol: sympy.Symbol, least: int, most: int) -> int | None:
-    """The least size, from `least` to `most`, from which on a condition holds for all; None if there is none."""
+def certain_sizes(
+    condition: sympy.Basic, symbol: sympy.Symbol, allowed: ValueRanges[sympy.Expr], example: int
+) -> range | None:
+    """The allowed sizes around that of the example in all of which a condition holds; None if it has no such range.
 
-    def holds_from(size: int) -> bool:
-        return is_certain(condition, {symbol: ValueRanges(size, int_oo)})
+    Their end is infinite, `sys.maxsize`, if the condition holds for all sizes from the least one on.
+    """
 
-    sizes = range(least, most + 1)
-    return least + bisect.bisect_left(sizes, True, key=holds_from) if sizes and holds_from(most) else None
+    def holds(least: int, most: int | sympy.Expr) -> bool:
+        return is_certain(condition, {symbol: ValueRanges(least, most)})
+
+    def least_to(most: int | sympy.Expr) -> int:
+        return smaller[bisect.bisect_left(smaller, True, key=lambda size: holds(size, most))]
+
+    if not holds(example, example):
+        return None
+    smaller = range(int(allowed.lower), example + 1)
+    if holds(example, allowed.upper):
+        return range(least_to(allowed.upper), sys.maxsize)
+    least, reached = least_to(example), example
+    while holds(least, 2 * reached):
+        reached *= 2
+    larger = range(reached, 2 * reached)
+    return range(least, reached + bisect.bisect_left(larger, True, key=lambda size: not holds(least, size)))
 
 
 def largest_size(condition: sympy.Basic) -> int | None:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ class Locations(TorchDispatchMode):
         number_at: a function that returns the text of the number that a line reads from a tensor in the example; None
             if that is unknown.
         restrictions: the lines that restrict dynamic dimensions, by names such as `x.size()[0]`.
+        sizes: the sizes of such dimensions that the graph is right for, if they are a range.
         random: the lines that read numbers that depend on random numbers alone, and the symbols of these numbers.
 
     Args:
@@ -57,6 +58,7 @@ class Locations(TorchDispatchMode):
         self._of_gradients: dict[int, Location] = {}
         self.number_at: Callable[[Line], str | None] = lambda line: None
         self.restrictions: dict[str, Line] = {}
+        self.sizes: Mapping[str, range] = {}
         self.random: Container[Line | sympy.Symbol | None] = ()
         self._hooks: list[RemovableHandle] = []
 
@@ -365,8 +367,8 @@ def _specialized(error: BaseException, where: Locations) -> str | None:
     if found := re.search(rf"guard (\d+) <= (\S+) and \S+ <= {LARGEST}\b", str(error)):
         return (
             f"{found[2]} is to be dynamic, but the graph is right only where it is {found[1]} or more"
-            f"{_restricted(found[2], where)}. Say so by min={found[1]} of its torch.export.Dim, or let dynamic_shapes"
-            " not name it"
+            f"{_restricted(found[2], where)}. Say so by"
+            f" {_bounds(where.sizes.get(found[2], range(int(found[1]), sys.maxsize)), where)}"
         )
     if found := re.search(r"Not all values of (\S+) .*satisfy the generated guard (.*?)\.?$", str(error), re.MULTILINE):
         return holding_where(found[1], found[2], where)
@@ -388,6 +390,11 @@ def holding_where(size: str, condition: str, where: Locations, factor: int = 1) 
         factor: by which the size is a multiple of the variable of the condition.
     """
     remedy = " Use // or math.floor in place of int(). Or say so" if "trunc" in condition else " Say so"
+    if valid := where.sizes.get(size):
+        return (
+            f"{size} is to be dynamic, but the graph is right only where {condition}{_restricted(size, where)}.{remedy}"
+            f" by {_bounds(valid, where)}"
+        )
     divisors = [int(found) for found in re.findall(r"% (\d+)", condition)]
     multiple = factor * math.lcm(*divisors) if divisors else 16
     return (
@@ -395,6 +402,13 @@ def holding_where(size: str, condition: str, where: Locations, factor: int = 1) 
         f" min and max of its torch.export.Dim, or by a multiple such as {multiple} *"
         ' torch.export.Dim("s"), or let dynamic_shapes not name it'
     )
+
+
+def _bounds(valid: range, where: Locations) -> str:
+    """What to write for a dimension with these sizes."""
+    bounds = [f"min={valid.start}"] * (valid.start > 2) + [f"max={valid.stop - 1}"] * (valid.stop < sys.maxsize)
+    specialized = "" if where.specialize else ", by specialize=True for the step to be that of the example"
+    return f"{' and '.join(bounds)} of its torch.export.Dim{specialized}, or let dynamic_shapes not name it"
 
 
 def _size(error: BaseException, where: Locations) -> str | None:

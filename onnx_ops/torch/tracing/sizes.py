@@ -158,7 +158,7 @@ class RecordedShapes(ShapeEnv):
         for ones in {frozenset([symbol]) for symbol in symbols} | ({symbols} if symbols else set()):
             known = condition, ones
             if known not in self._known:
-                self._known[known] = self._holds(condition.xreplace(dict.fromkeys(ones, sympy.Integer(1))))
+                self._known[known] = self._holds_with(dict.fromkeys(ones, sympy.Integer(1)), condition)
             if not self._known[known]:
                 self.decided_at_one.setdefault(ones, self._line())
 
@@ -168,6 +168,12 @@ class RecordedShapes(ShapeEnv):
         more = size - least
         empty = {symbol: more.xreplace({symbol: sympy.S.Zero}) for symbol in more.free_symbols}
         self.never_empty.update(symbol for symbol, left in empty.items() if left.is_negative)
+
+    def _holds_with(self, sizes: Mapping[sympy.Symbol, sympy.Integer], condition: sympy.Basic) -> bool:
+        try:
+            return self._holds(condition.xreplace(sizes))
+        except ZeroDivisionError:  # of sizes // (size // 2)
+            return False
 
     def _holds(self, condition: sympy.Basic) -> bool:
         if condition in (sympy.true, sympy.false):

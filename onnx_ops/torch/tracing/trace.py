@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,16 @@ from onnx_ops.torch.tracing.fake_tensors import FakeTensors, unchanged_conversio
 from onnx_ops.torch.tracing.folding import fold_functions
 from onnx_ops.torch.tracing.frames import Line
 from onnx_ops.torch.tracing.indices import index_ranges
-from onnx_ops.torch.tracing.inputs import Input, check_sizes, least_sizes, restrictions, take_bounds, unify_sizes
+from onnx_ops.torch.tracing.inputs import (
+    USUAL,
+    Input,
+    check_sizes,
+    has_no_bound,
+    restrictions,
+    take_bounds,
+    unify_sizes,
+    valid_sizes,
+)
 from onnx_ops.torch.tracing.mixed_precision import Float32Computation
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.real_parts import RealParts, has_complex_numbers
@@ -207,7 +217,7 @@ def trace(
     where: Locations,
     followed: Collection[str] = (),
     constants: Collection[str] = (),
-    refuses: Callable[[Mapping[str, Mapping[int, int]]], bool] = lambda sizes: False,
+    refuses: Callable[[Mapping[str, Mapping[int, int]]], bool] | None = None,
 ) -> Traced:
     """Trace the operators that a function runs, differentiation within it included. The model stays unchanged.
 
@@ -219,7 +229,9 @@ def trace(
         where: records the locations of the operators for error messages.
         followed: the names of inputs on whose elements the function may branch: the trace goes the way of the examples.
         constants: the names of inputs that always have the values of the examples.
-        refuses: whether PyTorch raises an error for other sizes, by input and axis.
+        refuses: whether PyTorch raises an error for other sizes, by input and axis. The trace is then for fewer sizes
+            than those given where that is so, where it is valid for those of usual batches, or, if it follows elements,
+            for those with which code does what it does for the example. With None it is not.
 
     Raises:
         CaptureError: the function cannot be traced, or is valid only for some sizes of the dynamic dimensions.
@@ -257,7 +269,7 @@ class _Program:
     where: Locations
     followed: Collection[str]
     constants: Collection[str]
-    refuses: Callable[[Mapping[str, Mapping[int, int]]], bool]
+    refuses: Callable[[Mapping[str, Mapping[int, int]]], bool] | None
     conversions: Conversions
     example: Example | None = None
 
@@ -289,6 +301,13 @@ def _trace(program: _Program) -> Traced:
         made = _made(program)
         inputs = made.bounded_inputs()
         where.restrictions = restrictions(made.shapes, inputs)
+        sizes = valid_sizes(made.shapes, inputs)
+        where.sizes = {
+            f"{own.source.name}.size()[{axis}]": sizes[dim.__name__]
+            for own in inputs
+            for axis, dim in own.dimensions.items()
+            if getattr(dim, "__name__", "") in sizes
+        }
         try:
             check_sizes(made.shapes, inputs, made.roots, where)
         except Exception:  # PyTorch's, or that of a root of dimensions
@@ -299,9 +318,9 @@ def _trace(program: _Program) -> Traced:
                 ),
             )
             if one_way is None:
-                if not (least := _refused_below(program, made, inputs)):
+                if not (allowed := _allowed(program, sizes)):
                     raise
-                return _trace(dataclasses.replace(program, dynamic=_from(program.dynamic, least)))
+                return _trace(dataclasses.replace(program, dynamic=_within(program.dynamic, allowed)))
             made = one_way
             inputs = made.bounded_inputs()
             check_sizes(made.shapes, inputs, made.roots, where)
@@ -330,25 +349,54 @@ def _trace(program: _Program) -> Traced:
     return Traced(graph, kept, symbols, ranges, made.conditions, made.mode, decided, never_empty)
 
 
-def _refused_below(program: _Program, made: Made, inputs: list[Input]) -> dict[str, int]:
-    """The least sizes that a trace is valid for, by dimension; none if PyTorch does not refuse smaller ones."""
-    least = least_sizes(made.shapes, inputs)
-    for name, size in least.items():
-        places = {
-            own: {axis: size - 1 for axis, dim in axes.items() if getattr(dim, "__name__", "") == name}
+def _allowed(program: _Program, valid: Mapping[str, range]) -> dict[str, range]:
+    """Some sizes that dimensions are to have, by name, as a trace is not valid for others; none for an error.
+
+    Not below the sizes that PyTorch refuses too; else up to a bound that small batches do not reach; else those that
+    the trace is valid for, if it is specialized.
+    """
+    if program.refuses is None:
+        return {}
+    dims = {getattr(dim, "__name__", ""): dim for axes in program.dynamic.values() for dim in axes.values()}
+    above = {
+        name: range(sizes.start, sys.maxsize)
+        for name, sizes in valid.items()
+        if sizes.start > max(dims[name].min or 0, 2)
+    }
+    if refused := {name: sizes for name, sizes in above.items() if _are_refused(program, name, sizes.start - 1)}:
+        return refused
+    below = {
+        name: range(0, sizes.stop)
+        for name, sizes in valid.items()
+        if sizes.stop < sys.maxsize and has_no_bound(dims[name])
+    }
+    if large := {name: sizes for name, sizes in below.items() if sizes.stop > USUAL}:
+        return large
+    if not program.where.specialize:
+        return {}
+    return above | {name: range(above.get(name, sizes).start, sizes.stop) for name, sizes in below.items()}
+
+
+def _are_refused(program: _Program, name: str, size: int) -> bool:
+    """Whether PyTorch raises an error where a dimension has another size."""
+    assert program.refuses is not None
+    return program.refuses(
+        {
+            own: {axis: size for axis, dim in axes.items() if getattr(dim, "__name__", "") == name}
             for own, axes in program.dynamic.items()
         }
-        if not program.refuses(places):
-            return {}
-    return least
+    )
 
 
-def _from(dynamic: Dynamic, least: Mapping[str, int]) -> Dynamic:
-    """The dimensions, those with these names from their least sizes on."""
+def _within(dynamic: Dynamic, sizes: Mapping[str, range]) -> Dynamic:
+    """The dimensions, those with these names with sizes within a range."""
 
     def bounded(dim: Dimension) -> Dimension:
-        name = getattr(dim, "__name__", "")
-        return torch.export.Dim(name, min=least[name], max=dim.max) if name in least else dim
+        if (valid := sizes.get(getattr(dim, "__name__", ""))) is None:
+            return dim
+        least = max(valid.start, dim.min or 0)
+        most = dim.max if valid.stop == sys.maxsize else valid.stop - 1
+        return torch.export.Dim(dim.__name__, min=least, max=most)
 
     return {name: {axis: bounded(dim) for axis, dim in axes.items()} for name, axes in dynamic.items()}
 
