@@ -418,6 +418,33 @@ def test_adaptive_pools() -> None:
     check(Pools(ways), SIZES[2], torch.float32)
 
 
+class AdaptivePools(nn.Module):
+    """Some axes of space keep their sizes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = F.adaptive_avg_pool2d(x, (x.shape[2] // 2 + 1, 5)) + F.adaptive_avg_pool2d(x, (1, 5))
+        largest, places = F.adaptive_max_pool2d(x, (None, 4), return_indices=True)
+        volume = F.adaptive_max_pool3d(x[..., None], (None, 1, 1), return_indices=True)
+        return torch.cat(
+            [
+                wide.flatten(2),
+                F.adaptive_avg_pool2d(x, (None, 3)).flatten(2),
+                F.adaptive_avg_pool3d(x[..., None], (None, 2, 1)).flatten(2),
+                (largest * (places + 1)).flatten(2),
+                (volume[0] * (volume[1] + 1)).flatten(2),
+            ],
+            2,
+        )
+
+
+def test_adaptive_pools_along_some_axes() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(2, 2, 1), AdaptivePools())
+    capture = captured(network, torch.randn(2, 2, 7, 9), 2)
+    for rows in (7, 4, 1):
+        same_as_torch(capture, network, torch.randn(3, 2, rows, 9))
+
+
 def test_slices_of_a_known_length() -> None:
     """They are shorter where the axis is, for which the sum with six numbers is an error of PyTorch."""
 

@@ -45,7 +45,7 @@ def compared(
     torch.manual_seed(0)
     examples = [torch.randn(shape, dtype=dtype) for shape in shapes]
     bound = 2e-5 if dtype is torch.float32 else 1e-13
-    capture = gradients(model, loss, (examples[0],), dynamic_shapes=({axis: dim for axis, dim in enumerate(dims)},))
+    capture = gradients(model, loss, (examples[0],), dynamic_shapes=(dict(enumerate(dims)),))
     session = onnx_ops.InferenceSession(capture.model)
     for x in examples:
         value = loss(model, x)
@@ -102,6 +102,27 @@ def test_tensors_made_of_sizes() -> None:
 
     torch.manual_seed(0)  # as exp() of other weights may be infinite
     compared(nn.Linear(4, 4), loss, [(6, 4), (3, 4), (1, 4)], Dim("N"))
+
+
+def test_fourier_transforms_along_several_axes() -> None:
+    """Static and dynamic ones; PyTorch sorts them by their strides."""
+    fft = torch.fft
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x[..., None]).squeeze(-1)
+        planes = fft.irfft2(fft.rfft2(y) * 0.3, s=y.shape[-2:]).exp()
+        volumes = fft.irfftn(fft.rfftn(y, dim=(2, 0)), s=(y.shape[2], y.shape[0]), dim=(2, 0)).sin()
+        return (planes * volumes).sum()
+
+    compared(nn.Linear(1, 1), loss, [(3, 2, 6), (2, 2, 3)], Dim("N"), Dim.STATIC, Dim("T"))
+
+
+def test_halves_of_a_dynamic_number_of_pairs() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        first, second = model(x).split(len(x) // 2)
+        return (first * second.exp()).sum()
+
+    compared(nn.Linear(2, 2), loss, [(6, 2), (4, 2), (2, 2)], 2 * Dim("pairs"))
 
 
 def test_places_that_are_sizes() -> None:

@@ -65,8 +65,8 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 along_axis.register_autograd(_gradients, setup_context=_setup)
 
 
-Dynamic = Callable[[Any, int], Tensor]
-"""From the size and number of an axis to the matrix (after, before) of an operator along it."""
+Dynamic = Callable[[Any, int], Tensor | None]
+"""From the size and number of an axis to the matrix (after, before) of an operator along it; None for the identity."""
 
 
 def resampled(
@@ -84,7 +84,10 @@ def resampled(
     for axis in reversed(range(rank)):
         size = x.shape[axis - rank]
         if any(map(is_symbolic, (size, *after[axis : axis + 1]))):
-            matrix, changes = dynamic(size, axis).to(x.dtype), True
+            found = dynamic(size, axis)
+            if found is None:
+                continue
+            matrix, changes = found.to(x.dtype), True
         else:
             matrix, changes = matrix_of(operator, size, axis, x.dtype)
         if changes:

@@ -338,7 +338,7 @@ def _sizes_after(x: Tensor, output_size: Any, rank: int) -> list[Any]:
 def _apart(x: Tensor, after: Sequence[Any]) -> list[int] | None:
     """The kernel size if all windows are known to have one size and not to overlap."""
     before = x.shape[-len(after) :]
-    if any(is_symbolic(size) or size % n for size, n in zip(before, after, strict=True)):
+    if any(map(is_symbolic, (*before, *after))) or any(size % n for size, n in zip(before, after, strict=True)):
         return None
     return [size // n for size, n in zip(before, after, strict=True)]
 
@@ -351,10 +351,17 @@ def _adaptive_average_pool(rank: int, input: Tensor, output_size: Any) -> Tensor
     if kernel is not None:
         return _average_pool(rank, AVERAGE_POOLS[rank - 1], input, kernel, kernel)
 
+    to_one = [axis - rank for axis, n in enumerate(after) if not is_symbolic(n) and n == 1]
+    if to_one:
+        input = input.mean(to_one, keepdim=True)
+
     def along(image: Tensor, axis: int) -> Tensor:
         return aten._adaptive_avg_pool2d(image, [after[axis], WIDTH])
 
-    return resampled(input, along, rank, lambda size, axis: _adaptive_averages(after[axis], size))
+    def dynamic(size: Any, axis: int) -> Tensor | None:
+        return None if statically_known_true(after[axis] == size) else _adaptive_averages(after[axis], size)
+
+    return resampled(input, along, rank, dynamic, after)
 
 
 def _adaptive_max_pool(rank: int, input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
@@ -372,22 +379,32 @@ def _adaptive_max_pool(rank: int, input: Tensor, output_size: Any, return_indice
             if return_indices
             else found.values.reshape(shape)
         )
+
+    def numbers(of_rows: Tensor, axis: int) -> Tensor:
+        return of_rows.reshape([-1] + [1] * (rank - 1 - axis))
+
     before = input.shape[-rank:]
     values, indices = input, None
     for axis in reversed(range(rank)):
-        size, count = before[axis], after[axis]
-        first, end = _adaptive_windows(count, size)
-        width = _widest(count, size)
-        # A shorter window repeats its last element.
-        places = torch.minimum(first.unsqueeze(1) + torch.arange(width), end.unsqueeze(1) - 1).flatten()
-        windows = values.index_select(axis - rank, places).unflatten(axis - rank, (count, width))
-        values, chosen = windows.max(axis - rank)
-        here = (first.reshape([-1] + [1] * (rank - 1 - axis)) + chosen) * math.prod(before[axis + 1 :])
-        if indices is None:
-            indices = here
+        size, count, along = before[axis], after[axis], axis - rank
+        here: Any
+        if statically_known_true(count == size):
+            here, seen = numbers(torch.arange(size, device=input.device), axis).expand_as(values), indices
+        elif statically_known_true(count == 1):
+            values, here = values.max(along, keepdim=True)
+            seen = None if indices is None else indices.gather(along, here)
         else:
-            seen = indices.index_select(axis - rank, places).unflatten(axis - rank, (count, width))
-            indices = here + seen.gather(axis - rank, chosen.unsqueeze(axis - rank)).squeeze(axis - rank)
+            first, end = _adaptive_windows(count, size)
+            width = _widest(count, size)
+            # A shorter window repeats its last element.
+            places = torch.minimum(first.unsqueeze(1) + torch.arange(width), end.unsqueeze(1) - 1).flatten()
+            values, chosen = values.index_select(along, places).unflatten(along, (count, width)).max(along)
+            here, seen = numbers(first, axis) + chosen, indices
+            if indices is not None:
+                windows = indices.index_select(along, places).unflatten(along, (count, width))
+                seen = windows.gather(along, chosen.unsqueeze(along)).squeeze(along)
+        here = here * math.prod(before[axis + 1 :])
+        indices = here if seen is None else here + seen
     assert indices is not None
     return (values, indices) if return_indices else values
 
