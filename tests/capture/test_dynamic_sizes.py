@@ -105,16 +105,35 @@ def test_tensors_made_of_sizes() -> None:
 
 
 def test_fourier_transforms_along_several_axes() -> None:
-    """Static and dynamic ones; PyTorch sorts them by their strides."""
-    fft = torch.fft
+    """Of which one is dynamic; PyTorch sorts them by their strides."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         y = model(x[..., None]).squeeze(-1)
-        planes = fft.irfft2(fft.rfft2(y) * 0.3, s=y.shape[-2:]).exp()
-        volumes = fft.irfftn(fft.rfftn(y, dim=(2, 0)), s=(y.shape[2], y.shape[0]), dim=(2, 0)).sin()
-        return (planes * volumes).sum()
+        return torch.fft.irfft2(torch.fft.rfft2(y) * 0.3, s=y.shape[-2:]).exp().sum()
 
-    compared(nn.Linear(1, 1), loss, [(3, 2, 6), (2, 2, 3)], Dim("N"), Dim.STATIC, Dim("T"))
+    compared(nn.Linear(1, 1), loss, [(3, 2, 6), (3, 2, 3)], Dim.STATIC, Dim.STATIC, Dim("T"))
+
+
+def test_filters_of_dynamic_sizes() -> None:
+    """As long convolutions of state space models, and moving averages over a part of a sequence, have them."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y, length = model(x).mT, x.shape[1]
+        causal = F.conv1d(y, y[:1].transpose(0, 1) / length, padding=length - 1, groups=2)[..., :length]
+        planes = F.conv2d(x[:, None], y[:1, :1, :, None].sin(), stride=(length // 2, 1), padding=(length // 3, 0))
+        turned = F.conv_transpose1d(y, y[:2], stride=2, padding=1)
+        return causal.square().sum() + planes.square().mean() + turned.sin().sum()
+
+    shapes = [(3, 6, 4), (2, 5, 4), (2, 11, 4)]
+    compared(nn.Linear(4, 2), loss, shapes, Dim("N"), Dim("T", min=4))
+
+
+def test_filters_that_are_longer_than_the_sequence_are_refused() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return F.conv1d(torch.arange(40.0).reshape(1, 1, 40), model(x).mT).square().sum()
+
+    step = gradients(nn.Linear(2, 1), loss, (torch.randn(1, 6, 2),), dynamic_shapes=({1: Dim("T")},), inference=False)
+    assert onnx_ops.Step.of(step.model).bounds["T"][:2] == (1, 40)
 
 
 def test_halves_of_a_dynamic_number_of_pairs() -> None:

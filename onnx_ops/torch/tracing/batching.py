@@ -20,7 +20,7 @@ from torch.autograd import functional
 from torch.library import _scoped_library
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from onnx_ops.torch.operators.dynamic_groups import convolved, gradient_of_weight
+from onnx_ops.torch.operators.dynamic_convolutions import convolved, gradient_of_weight
 from onnx_ops.torch.operators.embedding import counts
 
 aten = torch.ops.aten

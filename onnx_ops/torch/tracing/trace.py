@@ -352,8 +352,8 @@ def _trace(program: _Program) -> Traced:
 def _allowed(program: _Program, valid: Mapping[str, range]) -> dict[str, range]:
     """Some sizes that dimensions are to have, by name, as a trace is not valid for others; none for an error.
 
-    Not below the sizes that PyTorch refuses too; else up to a bound that small batches do not reach; else those that
-    the trace is valid for, if it is specialized.
+    Those that PyTorch takes, where it refuses smaller or larger ones; else up to a bound that small batches do not
+    reach; else those that the trace is valid for, if it is specialized.
     """
     if program.refuses is None:
         return {}
@@ -363,13 +363,17 @@ def _allowed(program: _Program, valid: Mapping[str, range]) -> dict[str, range]:
         for name, sizes in valid.items()
         if sizes.start > max(dims[name].min or 0, 2)
     }
-    if refused := {name: sizes for name, sizes in above.items() if _are_refused(program, name, sizes.start - 1)}:
-        return refused
     below = {
         name: range(0, sizes.stop)
         for name, sizes in valid.items()
         if sizes.stop < sys.maxsize and has_no_bound(dims[name])
     }
+    refused = {name: sizes for name, sizes in above.items() if _are_refused(program, name, sizes.start - 1)}
+    for name, sizes in below.items():
+        if _are_refused(program, name, sizes.stop):
+            refused[name] = range(refused.get(name, sizes).start, sizes.stop)
+    if refused:
+        return refused
     if large := {name: sizes for name, sizes in below.items() if sizes.stop > USUAL}:
         return large
     if not program.where.specialize:

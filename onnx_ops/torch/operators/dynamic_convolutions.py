@@ -1,4 +1,8 @@
-"""Convolutions whose number of groups is a dynamic size, as where each sample of a batch has weights of its own."""
+"""Convolutions with dynamic numbers of groups, sizes of filters, strides, paddings or dilations.
+
+As where each sample of a batch has weights of its own, or a filter is as long as a sequence: attributes of operators
+cannot be dynamic.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,23 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.nn import functional
 
+from onnx_ops.torch.base.requirements import require_size
 from onnx_ops.torch.base.table import replaces
 
 Numbers = int | Sequence[int]
 
 
 def _each(values: Numbers, rank: int) -> list[int]:
-    return [values] * rank if isinstance(values, int) else list(values) * (rank // len(values))
+    return [values] * rank if isinstance(values, int | torch.SymInt) else list(values) * (rank // len(values))
+
+
+def _are_dynamic(weight: Tensor, rank: int, groups: Any, *settings: Numbers | str) -> bool:
+    numbers = [number for each in settings if not isinstance(each, str) for number in _each(each, rank)]
+    return any(map(is_symbolic, (groups, *weight.shape[2:], *numbers)))
+
+
+def _padded(x: Tensor, pads: Sequence[int]) -> Tensor:
+    return functional.pad(x, pads) if any(is_symbolic(pad) or pad for pad in pads) else x
 
 
 def _pixels(
@@ -34,13 +48,21 @@ def _pixels(
         stride, dilation: of each axis of space.
         groups: G.
     """
+    if any(map(is_symbolic, (*kernel, *stride, *dilation))):
+        rank = len(kernel)
+        for n, k, s, d in zip(after, kernel, stride, dilation, strict=True):
+            places = torch.arange(n)[:, None] * s + torch.arange(k) * d
+            # The axes of the kernel come last, so that the next one of space is in the place of this one.
+            x = x.index_select(-rank, places.flatten()).unflatten(-rank, (n, k)).movedim(-rank, -1)
+        places_last = x.flatten(2, rank + 1).flatten(3).unflatten(1, (groups, -1)).transpose(3, 4)
+        return places_last.flatten(2, 3)
     taps = []
     for offsets in itertools.product(*map(range, kernel)):
         tap = x
         for axis, (offset, d, s, n) in enumerate(zip(offsets, dilation, stride, after, strict=True), 2):
             tap = tap.narrow(axis, offset * d, (n - 1) * s + 1)
             tap = tap[(slice(None),) * axis + (slice(None, None, s),)] if s > 1 else tap
-        taps.append(tap.reshape(x.shape[0], groups, -1, math.prod(after)))
+        taps.append(tap.flatten(2).unflatten(1, (groups, -1)))
     return torch.stack(taps, 3).flatten(2, 3)
 
 
@@ -60,8 +82,11 @@ def _convolved(
         (N, G * O, *space).
     """
     kernel = weight.shape[2:]
-    x = functional.pad(x, pads) if any(pads) else x
+    x = _padded(x, pads)
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    for n, k, r in zip(x.shape[2:], kernel, reach, strict=True):
+        require_size(k, 1)
+        require_size(n, r)
     after = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True)]
     pixels = _pixels(x, kernel, after, stride, dilation, groups)
     result = weight.reshape(groups, -1, weight.shape[1] * math.prod(kernel)) @ pixels
@@ -92,7 +117,7 @@ def gradient_of_weight(
     rank = len(kernel)
     steps, gaps = _each(stride, rank), _each(dilation, rank)
     pads = [pad for p in reversed(_each(padding, rank)) for pad in (p, p)]
-    x = functional.pad(x, pads) if any(pads) else x
+    x = _padded(x, pads)
     pixels = _pixels(x, kernel, grad.shape[2:], steps, gaps, groups)
     by_tap = (grad.flatten(2).unflatten(1, (groups, -1)) @ pixels.mT).sum(0)
     return by_tap.flatten(0, 1).unflatten(1, (-1, *kernel))
@@ -113,7 +138,7 @@ def _convolution(
     dilation: Numbers = 1,
     groups: Any = 1,
 ) -> Tensor:
-    if not is_symbolic(groups):
+    if not _are_dynamic(weight, rank, groups, stride, padding, dilation):
         return original(input, weight, bias, stride, padding, dilation, groups)
     dilations = _each(dilation, rank)
     if isinstance(padding, str):
@@ -140,13 +165,13 @@ def _transposed_convolution(
     dilation: Numbers = 1,
 ) -> Tensor:
     """A convolution of the image with zeros between its pixels, by the mirrored kernel."""
-    if not is_symbolic(groups):
+    if not _are_dynamic(weight, rank, groups, stride, padding, output_padding, dilation):
         return original(input, weight, bias, stride, padding, output_padding, groups, dilation)
     x = input if input.dim() > rank + 1 else input.unsqueeze(0)
     dilations = _each(dilation, rank)
     pads: list[int] = []
     for axis, s in enumerate(_each(stride, rank), 2):
-        if s > 1:
+        if is_symbolic(s) or s > 1:
             apart = functional.pad(x.unsqueeze(axis + 1), [0, 0] * (rank + 1 - axis) + [0, s - 1])
             x = apart.flatten(axis, axis + 1).narrow(axis, 0, (x.shape[axis] - 1) * s + 1)
     for k, d, p, more in zip(
