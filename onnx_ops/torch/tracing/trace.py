@@ -68,6 +68,9 @@ from onnx_ops.training.ranges import IndexRange
 WITHOUT_NUMBERS = (torch.nn.functional.scaled_dot_product_attention,)
 """Functions whose replacements read no numbers from data, and take longer than PyTorch's own."""
 
+TRIED = 8
+"""The multiple of the size in the example up to which PyTorch is run to find out whether it raises an error."""
+
 Tensors = dict[str, torch.Tensor]
 Dynamic = Mapping[str, Mapping[int, Dimension]]
 """The dynamic dimensions of tensors, by the name of the tensor and the axis."""
@@ -273,6 +276,15 @@ class _Program:
     conversions: Conversions
     example: Example | None = None
 
+    def size_in_example(self, name: str) -> int:
+        """The size of a dimension in the examples."""
+        return next(
+            self.examples[own].shape[axis]
+            for own, axes in self.dynamic.items()
+            for axis, dim in axes.items()
+            if getattr(dim, "__name__", "") == name
+        )
+
     def recorded(self) -> Example:
         """What depends on data in a run of the function with its examples, by the operators of a trace."""
         recording = Recording()
@@ -370,7 +382,7 @@ def _allowed(program: _Program, valid: Mapping[str, range]) -> dict[str, range]:
     }
     refused = {name: sizes for name, sizes in above.items() if _are_refused(program, name, sizes.start - 1)}
     for name, sizes in below.items():
-        if _are_refused(program, name, sizes.stop):
+        if sizes.stop <= TRIED * program.size_in_example(name) and _are_refused(program, name, sizes.stop):
             refused[name] = range(refused.get(name, sizes).start, sizes.stop)
     if refused:
         return refused
