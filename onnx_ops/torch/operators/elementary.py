@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import Tensor
 
@@ -49,6 +50,21 @@ def _sign(x: Any) -> Any:
     """0 of NaN, so that the gradient of an absolute error that is masked is 0; onnxruntime's is NaN."""
     found = op.Sign(x)
     return op.Where(op.IsNaN(x), number(0.0, x), found) if x.dtype.is_floating_point() else found
+
+
+def _infinite(**signs: int) -> Callable[[Any], Any]:
+    """torch.onnx casts float64 to float32, in which numbers above 3.4e38 are infinite."""
+
+    def translated(x: Any) -> Any:
+        computed = x if x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) else op.Cast(x, to=ir.DataType.FLOAT)
+        return op.IsInf(computed, **signs)
+
+    return translated
+
+
+translates(aten.isinf.default)(_infinite())
+translates(aten.isposinf.default)(_infinite(detect_negative=0))
+translates(aten.isneginf.default)(_infinite(detect_positive=0))
 
 
 def _times(factor: float) -> Callable[[Any], Any]:
