@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -63,6 +64,26 @@ class Batches:
         return arrays
 
 
+MULTIPLE = re.compile(r"(?:(\d+)\*)?([^\W\d]\w*)(?: ([+-]) (\d+))?")
+"""The name of a dimension in terms of another one, such as "2*pairs + 1"."""
+
+
+class _Multiple(NamedTuple):
+    """The sizes `factor * root + offset` of a dimension, `root` being the size of another one."""
+
+    root: str
+    factor: int
+    offset: int
+
+    @classmethod
+    def of(cls, dimension: str) -> _Multiple | None:
+        """Those that the name of a dimension has; None for one that is its own."""
+        found = MULTIPLE.fullmatch(dimension)
+        if found is None or found[2] == dimension:
+            return None
+        return cls(found[2], int(found[1] or 1), int(f"{found[3] or '+'}{found[4] or 0}"))
+
+
 class _Input(NamedTuple):
     """An input of the batch: its name, type, NumPy dtype and shape."""
 
@@ -90,12 +111,20 @@ class _Input(NamedTuple):
                 raise StepError(f"'{self.name}' is {array_text(array)}, expected {tensor_text(self.tensor)}")
             for wanted, size in zip(self.shape, array.shape, strict=True):
                 if isinstance(wanted, str):
-                    known, other = sizes.setdefault(wanted, (size, self.name))
-                    if known != size:
-                        raise StepError(
-                            f"'{self.name}' is {array_text(array)}, expected {tensor_text(self.tensor)} with {wanted} ="
-                            f" {known} as in '{other}'"
-                        )
+                    self._check_size(array, wanted, size, sizes)
                 elif wanted is not None and wanted != size:
                     raise StepError(f"'{self.name}' is {array_text(array)}, expected {tensor_text(self.tensor)}")
         return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+    def _check_size(self, array: np.ndarray, dimension: str, size: int, sizes: Sizes) -> None:
+        """Raise StepError for a size that is not that of the dimension elsewhere; enter it otherwise."""
+        expected = f"'{self.name}' is {array_text(array)}, expected {tensor_text(self.tensor)}"
+        known, other = sizes.setdefault(dimension, (size, self.name))
+        if known != size:
+            raise StepError(f"{expected} with {dimension} = {known} as in '{other}'")
+        multiple = _Multiple.of(dimension)
+        if multiple is not None:
+            root, rest = divmod(size - multiple.offset, multiple.factor)
+            if rest or root < 0:
+                raise StepError(f"{expected} for a number {multiple.root}")
+            self._check_size(array, multiple.root, root, sizes)

@@ -38,6 +38,12 @@ from onnx_ops.torch.tracing.trace import trace
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
 
+@pytest.fixture(autouse=True)
+def same_weights() -> None:
+    """With others exp() may be infinite, and gradients of angles large."""
+    torch.manual_seed(0)
+
+
 def compared(
     model: nn.Module, loss: Loss, shapes: list[tuple[int, ...]], *dims: Dim, dtype: torch.dtype = torch.float32
 ) -> None:
@@ -100,7 +106,6 @@ def test_tensors_made_of_sizes() -> None:
         turned = y.roll((rows // 2, -1), (0, 1)) * x + y.roll(rows + 1)
         return (y * places).square().sum() + (y.T @ powers).exp().mean() + pairs + turned.square().sum()
 
-    torch.manual_seed(0)  # as exp() of other weights may be infinite
     compared(nn.Linear(4, 4), loss, [(6, 4), (3, 4), (1, 4)], Dim("N"))
 
 
@@ -142,6 +147,28 @@ def test_halves_of_a_dynamic_number_of_pairs() -> None:
         return (first * second.exp()).sum()
 
     compared(nn.Linear(2, 2), loss, [(6, 2), (4, 2), (2, 2)], 2 * Dim("pairs"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ((5, 3), r"'x' is float32 \(5, 2\), expected float32 \(2\*pairs, 2\) for a number pairs"),
+        ((6, 2), r"'y' is float32 \(2, 1\), expected float32 \(pairs, 1\) with pairs = 3 as in 'x'"),
+        ((12, 6), r"'x' is float32 \(12, 2\), expected float32 \(2\*pairs, 2\) with 2\*pairs from 4 to 10"),
+    ],
+)
+def test_sizes_that_are_no_multiple_are_refused(sizes: tuple[int, int], said: str) -> None:
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return (model(x[::2]) * y).sum() + x.mean()
+
+    pairs = Dim("pairs", min=2, max=5)
+    example = torch.randn(8, 2), torch.randn(4, 1)
+    step = gradients(nn.Linear(2, 1), loss, example, dynamic_shapes=({0: 2 * pairs}, {0: pairs}), inference=False)
+    trainer = Trainer(step)
+    trainer.step(x=np.ones((6, 2), np.float32), y=np.ones((3, 1), np.float32))
+    x, y = (np.ones((size, columns), np.float32) for size, columns in zip(sizes, (2, 1), strict=True))
+    with pytest.raises(StepError, match=said):
+        trainer.step(x=x, y=y)
 
 
 def test_places_that_are_sizes() -> None:
