@@ -210,14 +210,14 @@ def averaging_step() -> onnx.ModelProto:
     )
 
 
-def index_batches() -> Iterator[np.ndarray]:
-    """Rows for `indexing_step`, some with too many rows or indices out of range."""
+def index_batches() -> Iterator[dict[str, np.ndarray]]:
+    """Batches for `indexing_step`, some with too many rows or indices out of range."""
     rng = np.random.default_rng(0)
     for _ in range(60):
         rows = rng.integers(0, 5, size=(rng.integers(1, 6), 3))
         rows[3:4] = 7
         rows.reshape(-1)[rng.integers(rows.size)] = rng.integers(-4, 10)
-        yield rows
+        yield {"rows": rows}
 
 
 def indexing_step() -> onnx.ModelProto:
@@ -235,6 +235,25 @@ def indexing_step() -> onnx.ModelProto:
         IndexRange("rows", 7, 8, cuts=((0, 3),)),
     )
     Step({"weight": InputRole.PARAMETER}, bounds={"N": Bounds(2, 4)}, ranges=ranges).write_into(model)
+    return step_model(model, {"weight": np.array(1, np.float32)})
+
+
+def multiple_batches() -> Iterator[dict[str, np.ndarray]]:
+    """Batches for `multiples_step`, right ones last."""
+    for x, y in ((6, 3), (4, 2), (0, 0), (7, 2), (5, 3), (21, 10), (3, 1), (7, 3), (9, 4)):
+        yield {"x": np.ones((x, 2), np.float32), "y": np.ones((y, 1), np.float32)}
+
+
+def multiples_step() -> onnx.ModelProto:
+    """A step of pairs of rows and one more; `y` has a row for each pair."""
+    b = Builder(TensorProto.FLOAT)
+    weight = b.input("weight", SCALAR)
+    x = b.input("x", TensorType(TensorProto.FLOAT, ("2*pairs + 1", 2)))
+    y = b.input("y", TensorType(TensorProto.FLOAT, ("pairs", 1)))
+    b.output("loss", (b.op("ReduceSum", x, keepdims=0) + b.op("ReduceSum", y, keepdims=0)) * weight, SCALAR)
+    b.output("next.weight", weight + 1.0, SCALAR)
+    model = helper.make_model(b.graph("multiples"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    Step({"weight": InputRole.PARAMETER}, bounds={"2*pairs + 1": Bounds(5, 19)}).write_into(model)
     return step_model(model, {"weight": np.array(1, np.float32)})
 
 

@@ -425,11 +425,25 @@ def test_seed(tmp_path: Path) -> None:
 def test_indices_and_sizes_out_of_range(tmp_path: Path) -> None:
     here, there = both(steps.indexing_step(), tmp_path)
     messages = set()
-    for rows in steps.index_batches():
-        message = refused(lambda: here.step(rows=rows), lambda: there.step(rows=rows))  # noqa: B023
+    for batch in steps.index_batches():
+        message = refused(lambda: here.step(**batch), lambda: there.step(**batch))  # noqa: B023
         messages.add(re.sub(r"\[.*\] is -?\d+|is int64.*, expected", "", message or ""))
         assert_same(there.state_dict(), here.state_dict())
     assert len(messages) == 6, messages  # of bounds, of each range, and none
+
+
+def test_sizes_that_are_no_multiple(tmp_path: Path) -> None:
+    here, there = both(steps.multiples_step(), tmp_path)
+    messages = [
+        refused(lambda: here.step(**batch), lambda: there.step(**batch))  # noqa: B023
+        for batch in steps.multiple_batches()
+    ]
+    assert_same(there.state_dict(), here.state_dict())
+    *wrong, three, four = messages
+    assert all(wrong)
+    assert {three, four} == {None}
+    assert "expected float32 (2*pairs + 1, 2) for a number pairs" in str(wrong[0])
+    assert "expected float32 (pairs, 1) with pairs = 3 as in 'x'" in str(wrong[3])
 
 
 def test_conditions(tmp_path: Path) -> None:

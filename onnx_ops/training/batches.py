@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -64,7 +65,9 @@ class Batches:
         return arrays
 
 
-MULTIPLE = re.compile(r"(?:(\d+)\*)?([^\W\d]\w*)(?: ([+-]) (\d+))?")
+MULTIPLE = re.compile(
+    r"(?:(?P<factor>[1-9]\d{0,8})\*)?(?P<root>[^\W\d]\w*)(?: (?P<sign>[+-]) (?P<offset>\d{1,9}))?", re.ASCII
+)
 """The name of a dimension in terms of another one, such as "2*pairs + 1"."""
 
 
@@ -75,13 +78,14 @@ class _Multiple(NamedTuple):
     factor: int
     offset: int
 
-    @classmethod
-    def of(cls, dimension: str) -> _Multiple | None:
-        """Those that the name of a dimension has; None for one that is its own."""
-        found = MULTIPLE.fullmatch(dimension)
-        if found is None or found[2] == dimension:
-            return None
-        return cls(found[2], int(found[1] or 1), int(f"{found[3] or '+'}{found[4] or 0}"))
+
+@functools.cache
+def _multiple(dimension: str) -> _Multiple | None:
+    """The sizes that the name of a dimension says; None for one that is not in terms of another."""
+    found = MULTIPLE.fullmatch(dimension)
+    if found is None or found["root"] == dimension:
+        return None
+    return _Multiple(found["root"], int(found["factor"] or 1), int(f"{found['sign'] or '+'}{found['offset'] or 0}"))
 
 
 class _Input(NamedTuple):
@@ -122,8 +126,7 @@ class _Input(NamedTuple):
         known, other = sizes.setdefault(dimension, (size, self.name))
         if known != size:
             raise StepError(f"{expected} with {dimension} = {known} as in '{other}'")
-        multiple = _Multiple.of(dimension)
-        if multiple is not None:
+        if (multiple := _multiple(dimension)) is not None:
             root, rest = divmod(size - multiple.offset, multiple.factor)
             if rest or root < 0:
                 raise StepError(f"{expected} for a number {multiple.root}")

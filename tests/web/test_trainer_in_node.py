@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -241,20 +241,29 @@ def test_a_loss_that_is_not_finite(trainer: Trainer) -> None:
     assert_same(trainer.state(), before)
 
 
-def test_batches_that_python_refuses(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("step", "batches", "kinds"),
+    [
+        (steps.indexing_step, steps.index_batches, 5),  # of bounds, and of each range
+        (steps.multiples_step, steps.multiple_batches, 3),  # of bounds, and of either size
+    ],
+)
+def test_batches_that_python_refuses(
+    node: Node, step: Callable[[], onnx.ModelProto], batches: Callable[[], Iterable[dict[str, np.ndarray]]], kinds: int
+) -> None:
     """Sizes beyond the bounds of the capture, and indices out of range; with the messages of Python."""
-    here, there = in_python(steps.indexing_step()), Trainer(node, steps.indexing_step())
+    here, there = in_python(step()), Trainer(node, step())
     messages = set()
-    for rows in steps.index_batches():
+    for batch in batches():
         try:
-            expected = here.step(rows=rows)
+            expected = here.step(**batch)
         except StepError as error:
             with pytest.raises(WebError, match=re.escape(str(error))):
-                there.step(rows=rows)
-            messages.add(re.sub(r"\[.*\] is -?\d+|is int64.*, expected", "", str(error)))
+                there.step(**batch)
+            messages.add(re.sub(r"\[.*\] is -?\d+|is (int64|float32).*, expected|= \d+", "", str(error)))
         else:
-            assert_same(there.step(rows=rows), expected)
-    assert len(messages) == 5, messages  # of bounds, and of each range
+            assert_same(there.step(**batch), expected)
+    assert len(messages) == kinds, messages
     assert_same(there.state(), here.state_dict())
     there.release()
 

@@ -82,6 +82,9 @@ export function checkTensors(what, wanted, given, bounds = {}) {
   }
 }
 
+/** The name of a dimension in terms of another one, such as "2*pairs + 1". */
+const MULTIPLE = /^(?:([1-9]\d{0,8})\*)?([A-Za-z_]\w*)(?: ([+-]) (\d{1,9}))?$/;
+
 /** `sizes` has the size of each named dimension so far, with the name of the input. */
 function checkTensor(name, wanted, tensor, sizes) {
   if (typeof tensor?.type !== "string" || !Array.isArray(tensor.dims)) {
@@ -97,9 +100,17 @@ function checkTensor(name, wanted, tensor, sizes) {
     const size = tensor.dims[axis];
     if (typeof dim === "number" && dim !== size) throw refused();
     if (typeof dim !== "string") return;
-    const known = sizes.get(dim) ?? { size, name };
-    sizes.set(dim, known);
-    if (known.size !== size) throw refused(` with ${dim} = ${known.size} as in '${known.name}'`);
+    const enter = (own, given) => {
+      const known = sizes.get(own) ?? { size: given, name };
+      sizes.set(own, known);
+      if (known.size !== given) throw refused(` with ${own} = ${known.size} as in '${known.name}'`);
+    };
+    enter(dim, size);
+    const [, factor = 1, root = dim, sign, offset = 0] = MULTIPLE.exec(dim) ?? [];
+    if (root === dim) return;
+    const more = size - (sign === "-" ? -offset : Number(offset));
+    if (more < 0 || more % factor !== 0) throw refused(` for a number ${root}`);
+    enter(root, more / factor);
   });
 }
 

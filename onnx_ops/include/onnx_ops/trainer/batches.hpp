@@ -1,6 +1,8 @@
 // Checks of batches: onnx_ops/training/batches.py, batch_axis.py.
 #pragma once
 
+#include <algorithm>
+#include <cctype>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -40,6 +42,44 @@ inline Counted counted_axis(const Named<TensorType> &inputs, const std::string &
   return named ? named : unknown;
 }
 
+/// The sizes factor * root + offset of a dimension, root being the size of another one.
+struct Multiple {
+  std::string root;
+  std::int64_t factor = 1, offset = 0;
+};
+
+/// The sizes that the name of a dimension says, such as "2*pairs + 1"; none for one that is not in terms of another.
+inline std::optional<Multiple> multiple_of(const std::string &dimension) {
+  constexpr std::size_t most_digits = 9;
+  const auto digits = [&](std::size_t from) {
+    std::size_t end = from;
+    while (end < dimension.size() && std::isdigit(static_cast<unsigned char>(dimension[end]))) ++end;
+    return dimension.substr(from, end - from);
+  };
+  Multiple found;
+  std::string rest = dimension;
+  if (const std::string factor = digits(0); !factor.empty()) {
+    if (factor.size() > most_digits || factor[0] == '0' || rest[factor.size()] != '*') return std::nullopt;
+    found.factor = std::stoll(factor);
+    rest = rest.substr(factor.size() + 1);
+  }
+  if (rest.size() > 3) {
+    const std::size_t space = rest.find(' ');
+    if (space != std::string::npos && (rest.compare(space, 3, " + ") == 0 || rest.compare(space, 3, " - ") == 0)) {
+      const std::size_t begin = dimension.size() - rest.size() + space + 3;
+      const std::string offset = digits(begin);
+      if (offset.empty() || offset.size() > most_digits || begin + offset.size() != dimension.size()) return std::nullopt;
+      found.offset = std::stoll(offset) * (rest[space + 1] == '-' ? -1 : 1);
+      rest = rest.substr(0, space);
+    }
+  }
+  const auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
+  if (rest.empty() || rest == dimension || std::isdigit(static_cast<unsigned char>(rest[0]))) return std::nullopt;
+  if (!std::all_of(rest.begin(), rest.end(), is_word)) return std::nullopt;
+  found.root = rest;
+  return found;
+}
+
 /// Checks batches against the inputs of a graph.
 struct Batches {
   Named<TensorType> inputs;
@@ -73,8 +113,16 @@ struct Batches {
         const Dimension &dimension = (*wanted.shape)[axis];
         const std::int64_t size = tensor.shape()[axis];
         if (!dimension.name.empty()) {
-          const auto &[known, other] = sizes.emplace(dimension.name, std::pair(size, name)).first->second;
-          if (known != size) refuse(" with " + dimension.name + " = " + std::to_string(known) + " as in '" + other + "'");
+          const auto enter = [&, &name = name](const std::string &own, std::int64_t given) {
+            const auto &[known, other] = sizes.emplace(own, std::pair(given, name)).first->second;
+            if (known != given) refuse(" with " + own + " = " + std::to_string(known) + " as in '" + other + "'");
+          };
+          enter(dimension.name, size);
+          if (const auto multiple = multiple_of(dimension.name)) {
+            const std::int64_t more = size - multiple->offset;
+            if (more < 0 || more % multiple->factor != 0) refuse(" for a number " + multiple->root);
+            enter(multiple->root, more / multiple->factor);
+          }
         } else if (dimension.size >= 0 && dimension.size != size) {
           refuse();
         }
