@@ -171,6 +171,30 @@ def test_sizes_that_are_no_multiple_are_refused(sizes: tuple[int, int], said: st
         trainer.step(x=x, y=y)
 
 
+MEANS: dict[str, Loss] = {
+    "of all": lambda model, x: model(x).mean(),
+    "along the axis": lambda model, x: model(x).mean(1).sum() + model(x).mean(dim=(1, 2)).sum(),
+    "losses": lambda model, x: F.mse_loss(model(x), x) + F.smooth_l1_loss(model(x), x) + F.huber_loss(model(x), x),
+    "deviations": lambda model, x: model(x).std(1).sum() + model(x).var(),
+    "pool": lambda model, x: F.adaptive_avg_pool1d(model(x).mT, 1).sum(),
+    "covariances": lambda model, x: torch.cov(model(x)[0].mT).sum(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
+@pytest.mark.parametrize("name", MEANS)
+def test_means_of_no_elements(name: str) -> None:
+    """NaN, for which onnxruntime's ReduceMean is 0."""
+    model, example = nn.Linear(3, 3), torch.randn(4, 5, 3)
+    step = gradients(model, MEANS[name], (example,), dynamic_shapes=({0: Dim("N"), 1: Dim("time")},), inference=False)
+    trainer = Trainer(step, check_finite=False)
+    for size in (0, 4):
+        x = torch.randn(2, size, 3)
+        wanted = MEANS[name](model, x).detach()
+        np.testing.assert_allclose(trainer.step(x=x.numpy())["loss"], wanted, rtol=1e-5)
+        assert wanted.isnan() == (size == 0)
+
+
 def test_places_that_are_sizes() -> None:
     """As of the frame in the middle and of the last token."""
 

@@ -26,8 +26,8 @@ def require_elements(tensor: Tensor, axes: Iterable[int] | None = None) -> None:
 def require_size(size: int | torch.SymInt, least: int | torch.SymInt) -> None:
     """Require that a size is not less than another one.
 
-    For sizes that depend on data that becomes a condition of the step. Smaller ones than that of other dynamic sizes
-    from which it follows are refused, 0 and 1 among them: of x.shape[0] those below 3 where x[2:] must have elements.
+    For sizes that depend on data that becomes a condition of the step. Dynamic sizes that do not fulfil it are refused,
+    0 and 1 among them: of x.shape[0] those below 3 where x[2:] must have elements.
     """
     torch._check(size >= least)
     dynamic = [each for each in (size, least) if isinstance(each, torch.SymInt)]

@@ -8,3 +8,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 def may_be_zero(size: int | torch.SymInt) -> bool:
     return not statically_known_true(size >= 1)
+
+
+def may_be_empty(size: int | torch.SymInt) -> bool:
+    """Whether a size may be 0, dynamic ones among them that a trace takes to be 2 or more."""
+    if may_be_zero(size):
+        return True
+    return isinstance(size, torch.SymInt) and size.node.shape_env.may_be_empty(size.node.expr)  # of a RecordedShapes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +21,15 @@ def _cov(
     rows = torch.atleast_2d(input)
     given = [weights for weights in (fweights, aweights) if weights is not None]
     if not given:
-        count: Any = rows.shape[1]
+        count = rows.shape[1]
         centered = rows - rows.sum(1, keepdim=True) / count
-        found = centered @ centered.mH / torch.sym_max(count - correction, 0)
+        found = centered @ centered.mH / torch.full((), count - correction).clamp(min=0)
     else:
         weights = math.prod(given[1:], start=given[0])
-        count = weights.sum()
-        centered = rows - (rows * weights).sum(1, keepdim=True) / count
-        per_weight = 1 if aweights is None else (weights * aweights).sum() / count
-        found = centered @ (centered * weights).mH / (count - correction * per_weight).clamp(min=0)
+        total = weights.sum()
+        centered = rows - (rows * weights).sum(1, keepdim=True) / total
+        per_weight = 1 if aweights is None else (weights * aweights).sum() / total
+        found = centered @ (centered * weights).mH / (total - correction * per_weight).clamp(min=0)
     return found.squeeze() if not is_symbolic(rows.shape[0]) else found
 
 

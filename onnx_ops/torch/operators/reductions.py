@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.torch.base.nodes import integers, is_standard, number, op
 from onnx_ops.torch.base.requirements import require_elements
-from onnx_ops.torch.base.sizes import may_be_zero
+from onnx_ops.torch.base.sizes import may_be_empty, may_be_zero
 from onnx_ops.torch.base.table import decomposes, replaces, requires, translates
 from onnx_ops.torch.operators.recurrences import dtype_of_products, running_products
 
@@ -38,18 +38,23 @@ def _vector_norm(
 def _mean(self: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
     """NaN of no elements, for which onnxruntime's ReduceMean is 0; the translation of torch.onnx takes no None."""
     sizes = [self.shape[axis] for axis in dim] if dim else list(self.shape)
-    if any(map(may_be_zero, sizes)):
+    if any(map(may_be_empty, sizes)):
         wide = dtype or self.dtype
         computed = torch.float32 if wide in (torch.float16, torch.bfloat16) else wide
-        return (aten.sum.dim_IntList(self, dim, keepdim, dtype=computed) / math.prod(sizes)).to(wide)
+        return (aten.sum.dim_IntList(self, dim, keepdim, dtype=computed) / _count(sizes, computed)).to(wide)
     if dim is not None:
         return NotImplemented
     return aten.mean.dim(self, list(range(self.dim())), keepdim, dtype=dtype)
 
 
+def _count(sizes: Sequence[int | torch.SymInt], dtype: torch.dtype) -> Tensor:
+    """The number of elements; 0 where a size that is computed, such as that of x[1:], is below 0."""
+    return math.prod(torch.full((), size, dtype=dtype).clamp_min(0) for size in sizes)
+
+
 @decomposes(aten.mean.default)
 def _mean_of_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Any:
-    return _mean(self, None, dtype=dtype) if any(map(may_be_zero, self.shape)) else NotImplemented
+    return _mean(self, None, dtype=dtype) if any(map(may_be_empty, self.shape)) else NotImplemented
 
 
 def _loss(operator: OpOverload) -> Callable[..., Any]:
@@ -58,7 +63,7 @@ def _loss(operator: OpOverload) -> Callable[..., Any]:
 
     def loss(*args: Any) -> Any:
         given = dict(zip(names, args, strict=False))
-        if given.get("reduction", Reduction.MEAN) != Reduction.MEAN or not any(map(may_be_zero, args[0].shape)):
+        if given.get("reduction", Reduction.MEAN) != Reduction.MEAN or not any(map(may_be_empty, args[0].shape)):
             return NotImplemented
         return aten.mean.default(operator(**given | {"reduction": Reduction.NONE}))
 
@@ -80,10 +85,11 @@ def _variance(
     self: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Any:
     axes = list(dim) if dim else list(range(self.dim()))
-    if not any(may_be_zero(self.shape[axis]) for axis in axes):
+    sizes = [self.shape[axis] for axis in axes]
+    if not any(map(may_be_empty, sizes)):
         return NotImplemented
     squares = (self - _mean(self, axes, keepdim=True)).square()
-    count = torch.full((), math.prod(self.shape[axis] for axis in axes), dtype=self.dtype)
+    count = _count(sizes, self.dtype)
     divisor = torch.clamp_min(count - (1 if correction is None else correction), 0)
     return aten.sum.dim_IntList(squares, axes, keepdim) / divisor
 

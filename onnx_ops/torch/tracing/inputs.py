@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch._dynamo.source import ConstantSource, TensorProperty, TensorPropertySource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -79,6 +80,19 @@ def _allowed(dim: Dimension) -> StrictMinMaxConstraint | None:
     if dim is torch.export.Dim.AUTO:
         return None
     return StrictMinMaxConstraint(vr=allowed_sizes(dim, least=2), warn_only=False)
+
+
+def possibly_zero(inputs: list[Input]) -> set[sympy.Symbol]:
+    """The symbols of dimensions that may have the size 0: not that of the samples, of which a step takes at least 1."""
+    first = {getattr(given.dimensions[0], "__name__", "") for given in inputs if 0 in given.dimensions}
+    samples = first if len(first) == 1 else set()
+    return {
+        symbol
+        for given in inputs
+        for size, dim in given.named()
+        if not dim.min and (dim.root if hasattr(dim, "root") else dim).__name__ not in samples
+        for symbol in size.node.expr.free_symbols
+    }
 
 
 def restrictions(shapes: RecordedShapes, inputs: list[Input]) -> dict[str, Line]:

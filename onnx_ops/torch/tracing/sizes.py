@@ -82,6 +82,8 @@ class RecordedShapes(ShapeEnv):
         """Sizes with which code does something else if they are 1, those of a set if all of them are, with the line."""
         self.never_empty: set[sympy.Symbol] = set()
         """Sizes for which PyTorch raises an error if they are 0."""
+        self.possibly_zero: set[sympy.Symbol] = set()
+        """Sizes of 0 that a step takes."""
         self._derived: dict[sympy.Symbol, set[sympy.Basic]] = {}
 
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> sympy.Basic:
@@ -135,6 +137,10 @@ class RecordedShapes(ShapeEnv):
     def from_one(self) -> dict[sympy.Symbol, ValueRanges[sympy.Expr]]:
         """The ranges of symbols, with 1 for sizes that PyTorch takes to be 2 or more."""
         return {s: ValueRanges(1, r.upper) if self._may_be_one(s) else r for s, r in self.var_to_range.items()}
+
+    def may_be_empty(self, size: sympy.Expr) -> bool:
+        """Whether a size, in terms of dynamic ones, is 0 or less if one of these is 0."""
+        return not all(_is_positive_at_0(size, symbol) for symbol in size.free_symbols & self.possibly_zero)
 
     def _may_be_one(self, symbol: sympy.Symbol) -> bool:
         """Whether a size that may be 1 is taken to be 2 or more; sizes that depend on data have other ranges."""
@@ -254,6 +260,13 @@ class Roots:
             constraint_dim=StrictMinMaxConstraint(vr=allowed_sizes(root, least=1), warn_only=False),
             do_not_specialize_zero_one=True,  # 4 * N is no size of 1 where N is 1
         )
+
+
+def _is_positive_at_0(size: sympy.Expr, symbol: sympy.Symbol) -> bool:
+    try:
+        return bool(size.xreplace({symbol: sympy.S.Zero}).is_positive)
+    except ZeroDivisionError:  # of size // symbol
+        return False
 
 
 @contextlib.contextmanager

@@ -49,6 +49,7 @@ from onnx_ops.torch.tracing.inputs import (
     Input,
     check_sizes,
     has_no_bound,
+    possibly_zero,
     restrictions,
     take_bounds,
     unify_sizes,
@@ -433,6 +434,7 @@ def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> 
     roots = Roots(shapes, sizes)
     for given in inputs:
         roots.derive((size, dim) for size, dim in given.named() if hasattr(dim, "root"))
+    shapes.possibly_zero = possibly_zero(inputs)
     where.number_at = lambda line: program.recorded().text_at(line)
     conditions: list[Condition] = []
 
