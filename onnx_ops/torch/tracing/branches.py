@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from onnx_ops.torch.tracing.certainty import linear
 from onnx_ops.torch.tracing.equality import is_same
-from onnx_ops.torch.tracing.inputs import Input, bounded
+from onnx_ops.torch.tracing.inputs import Input
+from onnx_ops.torch.tracing.limits import within
 from onnx_ops.torch.tracing.sizes import RecordedShapes, Roots
 from onnx_ops.training.conditions import Condition
 
@@ -33,10 +34,15 @@ class Made:
     inputs: list[Input]
     roots: Roots
     conditions: list[Condition]
-    bounds: dict[str, int]
+    bounds: dict[str, range]
 
     def bounded_inputs(self) -> list[Input]:
-        return bounded(self.inputs, self.roots, self.bounds)
+        return [
+            dataclasses.replace(
+                given, dimensions={axis: within(dim, self.bounds) for axis, dim in given.dimensions.items()}
+            )
+            for given in self.inputs
+        ]
 
 
 def without_guards(found: Made, made: Callable[[Ways], Made]) -> Made | None:
@@ -79,7 +85,7 @@ def without_guards(found: Made, made: Callable[[Ways], Made]) -> Made | None:
         last.shapes.decided_at_one.setdefault(ones, line)
     names = set().union(*(each.bounds for each in traces))
     return dataclasses.replace(
-        last, bounds={name: min(each.bounds[name] for each in traces if name in each.bounds) for name in names}
+        last, bounds={name: min((e.bounds[name] for e in traces if name in e.bounds), key=len) for name in names}
     )
 
 

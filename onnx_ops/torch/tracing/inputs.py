@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,17 +18,12 @@ from torch.fx.experimental.symbolic_shapes import (
     StrictMinMaxConstraint,
     is_symbolic,
 )
-from torch.utils._sympy.numbers import int_oo
 
 from onnx_ops.torch.base.arguments import Dimension
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.tracing.certainty import certain_sizes, largest_size
 from onnx_ops.torch.tracing.explanations import Locations, holding_where
 from onnx_ops.torch.tracing.frames import Line
 from onnx_ops.torch.tracing.sizes import RecordedShapes, Roots, allowed_sizes
-
-USUAL = 1024
-"""Sizes of a dimension up to this number are to be possible without a bound that the user gives."""
 
 
 @dataclass(frozen=True)
@@ -108,77 +101,6 @@ def restrictions(shapes: RecordedShapes, inputs: list[Input]) -> dict[str, Line]
         if isinstance(size := given.fake.shape[axis], torch.SymInt)
     }
     return {name: line for name, line in lines.items() if line is not None}
-
-
-def take_bounds(shapes: ShapeEnv, inputs: list[Input], roots: Roots) -> dict[str, int]:
-    """Remove the guards that hold up to a size of a dimension without a bound, and return these sizes by its name.
-
-    Code may branch on whether there are too many elements, as before an operator that takes fewer than 2**31. Bounds
-    that small batches reach are left to the user.
-    """
-    dims = dict(symbol for given in inputs for symbol in given.symbols())
-    dims |= {roots.symbol(dim): dim.root for dim in list(dims.values()) if roots.has(dim)}
-    sizes = {symbol: dim for symbol, dim in dims.items() if has_no_bound(dim)}
-    bounds: dict[str, int] = {}
-    for guard in list(shapes.guards):
-        symbols = guard.expr.free_symbols
-        dim = sizes.get(next(iter(symbols))) if len(symbols) == 1 else None
-        most = None if dim is None else largest_size(guard.expr)
-        if dim is not None and most is not None and most >= USUAL:
-            bounds[dim.__name__] = min(most, bounds.get(dim.__name__, most))
-            shapes.guards.remove(guard)
-    return bounds
-
-
-def bounded(inputs: list[Input], roots: Roots, bounds: Mapping[str, int]) -> list[Input]:
-    """The inputs, with the largest sizes of dimensions without a bound, by the names of these."""
-
-    def bound(dim: Dimension) -> Dimension:
-        if roots.has(dim):
-            root = bound(dim.root)
-            return dim if root is dim.root else type(dim)(dim.__name__, root, dim.fn)
-        if not has_no_bound(dim) or dim.__name__ not in bounds:
-            return dim
-        return torch.export.Dim(dim.__name__, min=dim.min, max=bounds[dim.__name__])
-
-    return [
-        dataclasses.replace(given, dimensions={axis: bound(dim) for axis, dim in given.dimensions.items()})
-        for given in inputs
-    ]
-
-
-def has_no_bound(dim: Dimension) -> bool:
-    """Whether a dimension may be of any size, as far as is given."""
-    return isinstance(dim, torch.export.Dim) and not hasattr(dim, "root") and dim.max in (None, int_oo)
-
-
-def valid_sizes(shapes: RecordedShapes, inputs: list[Input]) -> dict[str, range]:
-    """The sizes for which the guards on a dimension hold, by name, of dimensions that allow others too.
-
-    A convolution takes no fewer elements than its filter has, for example. The range ends with `sys.maxsize` if it has
-    the largest size that is allowed. Guards that hold for no other size than that of the example are left out, and
-    those on several dimensions.
-    """
-    given = {guard.expr for guard in shapes.given}
-    guards = [guard.expr for guard in shapes.guards if guard.expr not in given]
-    found: dict[str, range] = {}
-    for size, dim in (named for own in inputs for named in own.named()):
-        symbol, allowed = size.node.expr, allowed_sizes(dim, least=2)
-        if hasattr(dim, "root") or not symbol.is_Symbol:
-            continue
-        narrowed = shapes.var_to_range[symbol]
-        of_guards = [
-            certain_sizes(guard, symbol, allowed, size.node.hint) for guard in guards if guard.free_symbols == {symbol}
-        ]
-        valid = [
-            range(int(narrowed.lower), int(narrowed.upper) + 1 if narrowed.upper < allowed.upper else sys.maxsize),
-            *(sizes for sizes in of_guards if sizes is not None and len(sizes) > 1),
-            *([found[dim.__name__]] if dim.__name__ in found else []),
-        ]
-        sizes = range(max(each.start for each in valid), min(each.stop for each in valid))
-        if sizes != range(int(allowed.lower), sys.maxsize) and len(sizes) > 1:
-            found[dim.__name__] = sizes
-    return found
 
 
 def unify_sizes(inputs: list[Input]) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,17 +43,8 @@ from onnx_ops.torch.tracing.fake_tensors import FakeTensors, unchanged_conversio
 from onnx_ops.torch.tracing.folding import fold_functions
 from onnx_ops.torch.tracing.frames import Line
 from onnx_ops.torch.tracing.indices import index_ranges
-from onnx_ops.torch.tracing.inputs import (
-    USUAL,
-    Input,
-    check_sizes,
-    has_no_bound,
-    possibly_zero,
-    restrictions,
-    take_bounds,
-    unify_sizes,
-    valid_sizes,
-)
+from onnx_ops.torch.tracing.inputs import Input, check_sizes, possibly_zero, restrictions, unify_sizes
+from onnx_ops.torch.tracing.limits import take_bounds, taken_sizes, valid_sizes, within
 from onnx_ops.torch.tracing.mixed_precision import Float32Computation
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.real_parts import RealParts, has_complex_numbers
@@ -68,9 +58,6 @@ from onnx_ops.training.ranges import IndexRange
 
 WITHOUT_NUMBERS = (torch.nn.functional.scaled_dot_product_attention,)
 """Functions whose replacements read no numbers from data, and take longer than PyTorch's own."""
-
-TRIED = 8
-"""The multiple of the size in the example up to which PyTorch is run to find out whether it raises an error."""
 
 Tensors = dict[str, torch.Tensor]
 Dynamic = Mapping[str, Mapping[int, Dimension]]
@@ -277,14 +264,36 @@ class _Program:
     conversions: Conversions
     example: Example | None = None
 
-    def size_in_example(self, name: str) -> int:
-        """The size of a dimension in the examples."""
-        return next(
-            self.examples[own].shape[axis]
-            for own, axes in self.dynamic.items()
-            for axis, dim in axes.items()
-            if getattr(dim, "__name__", "") == name
-        )
+    def taken_sizes(self, valid: Mapping[str, range]) -> dict[str, range]:
+        """Some sizes that dimensions are to have, as a trace is valid for these alone; none for an error."""
+        if (refuses := self.refuses) is None:
+            return {}
+        places: dict[str, list[tuple[str, int]]] = {}
+        dims: dict[str, Dimension] = {}
+        for own, axes in self.dynamic.items():
+            for axis, dim in axes.items():
+                name = getattr(dim, "__name__", "")
+                places.setdefault(name, []).append((own, axis))
+                dims[name] = dim
+
+        def example(name: str) -> int:
+            own, axis = places[name][0]
+            return self.examples[own].shape[axis]
+
+        def are_refused(name: str, size: int) -> bool:
+            sizes: dict[str, dict[int, int]] = {}
+            for own, axis in places[name]:
+                sizes.setdefault(own, {})[axis] = size
+            return refuses(sizes)
+
+        return taken_sizes(valid, dims, example, are_refused, specialize=self.where.specialize)
+
+    def within(self, sizes: Mapping[str, range]) -> _Program:
+        """The program, whose dimensions have sizes within ranges, by name."""
+        dynamic = {
+            name: {axis: within(dim, sizes) for axis, dim in axes.items()} for name, axes in self.dynamic.items()
+        }
+        return dataclasses.replace(self, dynamic=dynamic)
 
     def recorded(self) -> Example:
         """What depends on data in a run of the function with its examples, by the operators of a trace."""
@@ -331,9 +340,9 @@ def _trace(program: _Program) -> Traced:
                 ),
             )
             if one_way is None:
-                if not (allowed := _allowed(program, sizes)):
+                if not (taken := program.taken_sizes(sizes)):
                     raise
-                return _trace(dataclasses.replace(program, dynamic=_within(program.dynamic, allowed)))
+                return _trace(program.within(taken))
             made = one_way
             inputs = made.bounded_inputs()
             check_sizes(made.shapes, inputs, made.roots, where)
@@ -360,62 +369,6 @@ def _trace(program: _Program) -> Traced:
     never_empty = {places[symbol] for symbol in shapes.never_empty & places.keys()}
     ranges = index_ranges(graph, list(examples))
     return Traced(graph, kept, symbols, ranges, made.conditions, made.mode, decided, never_empty)
-
-
-def _allowed(program: _Program, valid: Mapping[str, range]) -> dict[str, range]:
-    """Some sizes that dimensions are to have, by name, as a trace is not valid for others; none for an error.
-
-    Those that PyTorch takes, where it refuses smaller or larger ones; else up to a bound that small batches do not
-    reach; else those that the trace is valid for, if it is specialized.
-    """
-    if program.refuses is None:
-        return {}
-    dims = {getattr(dim, "__name__", ""): dim for axes in program.dynamic.values() for dim in axes.values()}
-    above = {
-        name: range(sizes.start, sys.maxsize)
-        for name, sizes in valid.items()
-        if sizes.start > max(dims[name].min or 0, 2)
-    }
-    below = {
-        name: range(0, sizes.stop)
-        for name, sizes in valid.items()
-        if sizes.stop < sys.maxsize and has_no_bound(dims[name])
-    }
-    refused = {name: sizes for name, sizes in above.items() if _are_refused(program, name, sizes.start - 1)}
-    for name, sizes in below.items():
-        if sizes.stop <= TRIED * program.size_in_example(name) and _are_refused(program, name, sizes.stop):
-            refused[name] = range(refused.get(name, sizes).start, sizes.stop)
-    if refused:
-        return refused
-    if large := {name: sizes for name, sizes in below.items() if sizes.stop > USUAL}:
-        return large
-    if not program.where.specialize:
-        return {}
-    return above | {name: range(above.get(name, sizes).start, sizes.stop) for name, sizes in below.items()}
-
-
-def _are_refused(program: _Program, name: str, size: int) -> bool:
-    """Whether PyTorch raises an error where a dimension has another size."""
-    assert program.refuses is not None
-    return program.refuses(
-        {
-            own: {axis: size for axis, dim in axes.items() if getattr(dim, "__name__", "") == name}
-            for own, axes in program.dynamic.items()
-        }
-    )
-
-
-def _within(dynamic: Dynamic, sizes: Mapping[str, range]) -> Dynamic:
-    """The dimensions, those with these names with sizes within a range."""
-
-    def bounded(dim: Dimension) -> Dimension:
-        if (valid := sizes.get(getattr(dim, "__name__", ""))) is None:
-            return dim
-        least = max(valid.start, dim.min or 0)
-        most = dim.max if valid.stop == sys.maxsize else valid.stop - 1
-        return torch.export.Dim(dim.__name__, min=least, max=most)
-
-    return {name: {axis: bounded(dim) for axis, dim in axes.items()} for name, axes in dynamic.items()}
 
 
 def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> Made:
