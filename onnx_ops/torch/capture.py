@@ -340,7 +340,8 @@ def _attempted(
         with vectors_explained(traced.graph), ties_explained(traced.graph, lambda: rerun(joint, eager)):
             compared = _verify(verification, steps, more=tried)
 
-    bounds = step_bounds(traced, named_dimensions(exported.graph), trial_at, verification if tried else None)
+    names_of_dimensions = named_dimensions(exported.graph)
+    bounds = step_bounds(record.bounds, traced, names_of_dimensions, trial_at, verification if tried else None)
     record = dataclasses.replace(record, bounds=bounds)
     if options.check:
         progress.ended("comparison with PyTorch")

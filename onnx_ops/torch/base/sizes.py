@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+
+def of_each_axis(value: Any, rank: int) -> list[Any]:
+    """A setting of a convolution or pool along each axis of space, of which one may be given for all."""
+    values = [value] if isinstance(value, int | torch.SymInt) else list(value)
+    return values * rank if len(values) == 1 else values
 
 
 def may_be_zero(size: int | torch.SymInt) -> bool:

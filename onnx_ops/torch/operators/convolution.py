@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from onnx_ops.torch.base.nodes import Extent, aclnn, integers, number, op, replace_node, sizes, taps
+from onnx_ops.torch.base.sizes import of_each_axis
 from onnx_ops.torch.base.table import computes_float64, differentiates, requires, rewrites, translates
 
 aten = torch.ops.aten
@@ -101,11 +102,9 @@ def _window(
     kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Window:
     rank = len(kernel)
-    return Window(list(kernel), _each(stride, rank), _each(padding, rank), _each(dilation, rank), groups)
-
-
-def _each(values: Sequence[int], rank: int) -> list[int]:
-    return list(values) * rank if len(values) == 1 else list(values)
+    return Window(
+        list(kernel), of_each_axis(stride, rank), of_each_axis(padding, rank), of_each_axis(dilation, rank), groups
+    )
 
 
 @requires(aten.convolution.default)
@@ -132,7 +131,7 @@ def _convolution(
         return _depthwise(x, weight, window, bias)
     if not transposed:
         return _added(_forward(x, weight, window), bias, window.rank)
-    return _added(_transposed(x, weight, window, _each(output_padding, window.rank)), bias, window.rank)
+    return _added(_transposed(x, weight, window, of_each_axis(output_padding, window.rank)), bias, window.rank)
 
 
 def _added(y: Any, bias: Any, rank: int) -> Any:
@@ -173,7 +172,7 @@ def _convolution_backward(
             by_x = _cut(by_x, space, window.rank) if any(s > 1 for s in window.stride) else by_x
     if output_mask[1]:
         if transposed:
-            by_weight = _by_weight(x, *_without_room(grad, x, window, _each(output_padding, window.rank)))
+            by_weight = _by_weight(x, *_without_room(grad, x, window, of_each_axis(output_padding, window.rank)))
         else:
             by_weight = _by_weight(grad, x, window)
     if output_mask[2]:

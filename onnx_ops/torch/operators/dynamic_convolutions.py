@@ -18,17 +18,14 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.nn import functional
 
 from onnx_ops.torch.base.requirements import require_size
+from onnx_ops.torch.base.sizes import of_each_axis
 from onnx_ops.torch.base.table import replaces
 
 Numbers = int | Sequence[int]
 
 
-def _each(values: Numbers, rank: int) -> list[int]:
-    return [values] * rank if isinstance(values, int | torch.SymInt) else list(values) * (rank // len(values))
-
-
 def _are_dynamic(weight: Tensor, rank: int, groups: Any, *settings: Numbers | str) -> bool:
-    numbers = [number for each in settings if not isinstance(each, str) for number in _each(each, rank)]
+    numbers = [number for each in settings if not isinstance(each, str) for number in of_each_axis(each, rank)]
     return any(map(is_symbolic, (groups, *weight.shape[2:], *numbers)))
 
 
@@ -115,8 +112,8 @@ def gradient_of_weight(
         (G * O, C, *kernel).
     """
     rank = len(kernel)
-    steps, gaps = _each(stride, rank), _each(dilation, rank)
-    pads = [pad for p in reversed(_each(padding, rank)) for pad in (p, p)]
+    steps, gaps = of_each_axis(stride, rank), of_each_axis(dilation, rank)
+    pads = [pad for p in reversed(of_each_axis(padding, rank)) for pad in (p, p)]
     x = _padded(x, pads)
     pixels = _pixels(x, kernel, grad.shape[2:], steps, gaps, groups)
     by_tap = (grad.flatten(2).unflatten(1, (groups, -1)) @ pixels.mT).sum(0)
@@ -140,15 +137,15 @@ def _convolution(
 ) -> Tensor:
     if not _are_dynamic(weight, rank, groups, stride, padding, dilation):
         return original(input, weight, bias, stride, padding, dilation, groups)
-    dilations = _each(dilation, rank)
+    dilations = of_each_axis(dilation, rank)
     if isinstance(padding, str):
         total = [d * (k - 1) if padding == "same" else 0 for k, d in zip(weight.shape[2:], dilations, strict=True)]
         around = [(t // 2, t - t // 2) for t in total]
     else:
-        around = [(p, p) for p in _each(padding, rank)]
+        around = [(p, p) for p in of_each_axis(padding, rank)]
     x = input if input.dim() > rank + 1 else input.unsqueeze(0)
     pads = [pad for pair in reversed(around) for pad in pair]
-    y = _with_bias(_convolved(x, weight, _each(stride, rank), pads, dilations, groups), bias)
+    y = _with_bias(_convolved(x, weight, of_each_axis(stride, rank), pads, dilations, groups), bias)
     return y if x is input else y.squeeze(0)
 
 
@@ -168,14 +165,14 @@ def _transposed_convolution(
     if not _are_dynamic(weight, rank, groups, stride, padding, output_padding, dilation):
         return original(input, weight, bias, stride, padding, output_padding, groups, dilation)
     x = input if input.dim() > rank + 1 else input.unsqueeze(0)
-    dilations = _each(dilation, rank)
+    dilations = of_each_axis(dilation, rank)
     pads: list[int] = []
-    for axis, s in enumerate(_each(stride, rank), 2):
+    for axis, s in enumerate(of_each_axis(stride, rank), 2):
         if is_symbolic(s) or s > 1:
             apart = functional.pad(x.unsqueeze(axis + 1), [0, 0] * (rank + 1 - axis) + [0, s - 1])
             x = apart.flatten(axis, axis + 1).narrow(axis, 0, (x.shape[axis] - 1) * s + 1)
     for k, d, p, more in zip(
-        weight.shape[2:], dilations, _each(padding, rank), _each(output_padding, rank), strict=True
+        weight.shape[2:], dilations, of_each_axis(padding, rank), of_each_axis(output_padding, rank), strict=True
     ):
         pads[:0] = [d * (k - 1) - p, d * (k - 1) - p + more]
     of_groups = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2)

@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic, statically_known_
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.nodes import Extent, aclnn, double, integers, op, replace_node, taps
+from onnx_ops.torch.base.sizes import of_each_axis
 from onnx_ops.torch.base.table import computes_float64, decomposes, replaces, rewrites, translates
 from onnx_ops.torch.operators.along_axis import WIDTH, along_axis, matrix_of, resampled
 
@@ -27,14 +28,9 @@ aten = torch.ops.aten
 AVERAGE_POOLS = (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)
 
 
-def _each(value: Any, rank: int) -> list[int]:
-    values = [value] if isinstance(value, int | torch.SymInt) else list(value)
-    return values * rank if len(values) == 1 else values
-
-
 def _steps(stride: Any, kernel: list[int]) -> list[int]:
     """The strides of windows, which are their sizes unless given."""
-    return kernel if stride is None or stride in ((), []) else _each(stride, len(kernel))
+    return kernel if stride is None or stride in ((), []) else of_each_axis(stride, len(kernel))
 
 
 def _covered(x: Tensor, rank: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any = 1) -> list[int] | None:
@@ -42,12 +38,12 @@ def _covered(x: Tensor, rank: int, kernel_size: Any, stride: Any, padding: Any, 
 
     As in `avg_pool2d(x, x.shape[2:])`: an operator's attribute cannot be a dynamic size.
     """
-    kernel = _each(kernel_size, rank)
+    kernel = of_each_axis(kernel_size, rank)
     if not any(map(is_symbolic, kernel)):
         return None
     steps = _steps(stride, kernel)
     axes = []
-    settings = kernel, steps, _each(padding, rank), _each(dilation, rank), range(-rank, 0)
+    settings = kernel, steps, of_each_axis(padding, rank), of_each_axis(dilation, rank), range(-rank, 0)
     for size, step, pad, gap, axis in zip(*settings, strict=True):
         if pad != 0:
             return None
@@ -191,7 +187,7 @@ def _max_pool_of_lines(
     whole = _maximum(1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     if whole is not NotImplemented:
         return whole
-    kernel, pads, gaps = (_each(value, 1)[0] for value in (kernel_size, padding, dilation))
+    kernel, pads, gaps = (of_each_axis(value, 1)[0] for value in (kernel_size, padding, dilation))
     (step,) = _steps(stride, [kernel])
     window = [1, kernel], [1, step], [0, pads], [1, gaps]
     values, indices = aten.max_pool2d_with_indices(input.unsqueeze(-2), *window, ceil_mode)
@@ -275,12 +271,12 @@ def _average_pool(
         return input.mean(whole, keepdim=True)
     if input.dtype is not torch.float64 and not ceil_mode and divisor_override is None:
         return operator(input, kernel_size, stride or kernel_size, padding, ceil_mode, count_include_pad)
-    kernel = _each(kernel_size, rank)
+    kernel = of_each_axis(kernel_size, rank)
     steps = _steps(stride, kernel)
-    along = _averaging(kernel, steps, _each(padding, rank), ceil_mode, count_include_pad, divisor_override)
+    along = _averaging(kernel, steps, of_each_axis(padding, rank), ceil_mode, count_include_pad, divisor_override)
 
     def dynamic(size: Any, axis: int) -> Tensor:
-        k, s, p = kernel[axis], steps[axis], _each(padding, rank)[axis]
+        k, s, p = kernel[axis], steps[axis], of_each_axis(padding, rank)[axis]
         after = (size + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
         if ceil_mode:  # a window begins within the image, or the rim before it
             after = torch.sym_min(after, (size + p - 1) // s + 1)
@@ -302,8 +298,8 @@ def _average_pool_backward(
     divisor_override: int | None,
 ) -> Tensor:
     rank = len(kernel_size) if len(kernel_size) > 1 else self.dim() - 2
-    kernel, pads = _each(kernel_size, rank), _each(padding, rank)
-    steps = _each(stride, rank) if stride else kernel
+    kernel, pads = of_each_axis(kernel_size, rank), of_each_axis(padding, rank)
+    steps = of_each_axis(stride, rank) if stride else kernel
     space = self.shape[-rank:]
     whole = all(not is_symbolic(size) and size % k == 0 for size, k in zip(space, kernel, strict=True))
     if kernel == steps and not any(pads) and whole:
@@ -331,7 +327,7 @@ def _repeated(grad: Tensor, times: Sequence[int]) -> Tensor:
 
 
 def _sizes_after(x: Tensor, output_size: Any, rank: int) -> list[Any]:
-    wanted = zip(_each(output_size, rank), x.shape[-rank:], strict=True)
+    wanted = zip(of_each_axis(output_size, rank), x.shape[-rank:], strict=True)
     return [size if n is None else n if is_symbolic(n) else int(n) for n, size in wanted]
 
 

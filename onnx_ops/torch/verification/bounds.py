@@ -22,14 +22,16 @@ def given_bounds(dynamic: Dynamic) -> dict[str, Bounds]:
 
 
 def step_bounds(
+    given: Mapping[str, Bounds],
     traced: Traced,
     names: Mapping[Place, str],
     trial_at: Callable[[Sizes], Trial | None],
     verification: Verification | None,
 ) -> dict[str, Bounds]:
-    """The bounds of the dimensions of a step: given ones, from the least sizes on for which its graph is right.
+    """The bounds of the dimensions of a step, from the least sizes on for which its graph is right.
 
     Args:
+        given: those of `given_bounds`.
         traced: the trace of the step.
         names: of the dynamic dimensions in the graph.
         trial_at: makes a step of PyTorch at other sizes; None if PyTorch refuses them.
@@ -56,7 +58,7 @@ def step_bounds(
     normalized -= {place for places in traced.decided_at_one for place in places}
     # Workers that share batch norm take batches of one sample.
     shared = small & {names[place] for place in normalized if place in names}
-    bounds = given_bounds(traced.dynamic)
+    bounds = dict(given)
     for name, size in least.items():
         own = bounds.get(name, Bounds())
         bounds[name] = own._replace(min=max(own.min, size), **({"worker_min": 1} if name in shared else {}))

@@ -170,8 +170,7 @@ def _difference(got: np.ndarray, wanted: np.ndarray) -> float:
             off = one - other
         size = _largest_size(off)
         if not math.isfinite(size):
-            same = (one == other) | (np.isnan(one) & np.isnan(other))
-            off[same] = 0.0
+            off[_are_same(one, other)] = 0.0
             size = _largest_size(np.where(np.isnan(off), math.inf, off))
         largest = max(largest, size)
     return largest
@@ -189,8 +188,13 @@ def _wrong_changes(got: np.ndarray, wanted: np.ndarray, allowed: float) -> int:
     for one, other in _pieces(got, wanted):
         with np.errstate(over="ignore", invalid="ignore"):
             near = np.abs(one - other) <= allowed + rounding_error * np.abs(other)
-        found += int(np.count_nonzero(~(near | (one == other) | (np.isnan(one) & np.isnan(other)))))
+        found += int(np.count_nonzero(~(near | _are_same(one, other))))
     return found
+
+
+def _are_same(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Which elements are equal, infinities and NaN among them."""
+    return (one == other) | (np.isnan(one) & np.isnan(other))
 
 
 def _largest_size(array: np.ndarray) -> float:
