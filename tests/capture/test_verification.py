@@ -229,6 +229,30 @@ def test_faults_of_small_steps_are_found(
         )
 
 
+def test_faults_of_decay_rates_are_found_in_trained_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step changes the second moments by a thousandth of their size, and a wrong rate by a third of that."""
+
+    def faulty(traced: Any, values: dict[str, Tensor], *rest: Any) -> ir.Model:
+        model = capturing_honestly(traced, values, *rest)
+        node = next(node for node in model.graph if node.op_type == "ApplyAdamW")
+        node.replace_input_with(8, constant(model.graph, "beta2", 0.9993, np.float64))
+        return model
+
+    capturing_honestly = capturing.to_onnx
+    monkeypatch.setattr(capturing, "to_onnx", faulty)
+    torch.manual_seed(0)
+    model, x = nn.Linear(30, 30), torch.randn(8, 30)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-5)
+    for _ in range(50):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for state in optimizer.state.values():
+        state["exp_avg_sq"] *= 20  # what many steps would have made of them
+    with pytest.raises(CaptureError, match=r"exp_avg_sq\.weight is off"):
+        training_step(model, lambda model, x: model(x).square().mean(), (x,), optimizer)
+
+
 class Shrinking(nn.Module):
     """Its forward pass changes a parameter, whatever the batch is."""
 

@@ -239,6 +239,7 @@ class Updates:
         """
         comparison = Comparison("the optimizer's update", results)
         for twin, some in rounds:
+            states = twin.copies(some)
             copies = self._step(twin, some, before)
             for member in some:
                 narrow = SIXTEEN_BITS if self._plan.groups[member.group].rule.narrow else None
@@ -249,7 +250,8 @@ class Updates:
                 reached = twin.state[member.name]
                 for key in member.state.keys() & reached.keys():
                     name = NEXT + self._plan.state_name(member, key)
-                    comparison.add(name, as_array(torch.as_tensor(reached[key])))
+                    array = as_array(torch.as_tensor(reached[key]))
+                    comparison.add(name, array, before=states.pop((member.name, key), None))
             if not last:
                 self._share(twin, some, results)
             if _are_large(copies):
@@ -330,6 +332,15 @@ class _Twin:
                 key: _rows(as_real(value), rows).clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
                 for key, value in self._initial[member.name].items()
             }
+
+    def copies(self, members: Iterable[Member]) -> dict[tuple[str, str], np.ndarray]:
+        """Copies of the tensors in the state of parameters, by the name of the parameter and the key."""
+        return {
+            (member.name, key): as_array(value.clone())
+            for member in members
+            for key, value in self.state[member.name].items()
+            if isinstance(value, torch.Tensor)
+        }
 
     def step(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Update parameters in place, by name, and their state."""
