@@ -163,6 +163,24 @@ def test_the_line_that_fixes_a_dimension_of_two_inputs() -> None:
         gradients(torch.nn.Linear(3, 2), loss, example, dynamic_shapes=({0: rows}, {0: rows}))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize(
+    ("whole", "said"),
+    [
+        (True, r"the model is a program of TorchScript, expected the torch\.nn\.Module"),
+        (False, "of which '0' is a program"),
+    ],
+)
+def test_programs_of_torchscript(whole: bool, said: str) -> None:
+    """Their numbers of sizes are those of the example."""
+    scripted: torch.nn.Module = torch.jit.script(torch.nn.BatchNorm1d(3))
+    model = scripted if whole else torch.nn.Sequential(scripted)
+    with pytest.raises(CaptureError, match=said):
+        gradients(
+            model, lambda model, x: model(x).sum(), (torch.ones(4, 3),), dynamic_shapes=({0: torch.export.Dim("N")},)
+        )
+
+
 def test_an_error_that_is_being_handled_explains_nothing() -> None:
     """The causes of an error end at the one that the caller handles."""
     try:

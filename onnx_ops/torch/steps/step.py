@@ -70,6 +70,8 @@ class JointStep:
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise CaptureError(f"the model is a {type(model).__name__}, expected a torch.nn.Module")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise CaptureError("the model is a program of TorchScript, expected the torch.nn.Module it was made from")
         if not isinstance(args, tuple | list):
             raise CaptureError(f"the example is a {type(args).__name__}, expected a tuple of the loss's arguments")
         self._call = _Call(model, loss)

@@ -93,6 +93,10 @@ class Locations(TorchDispatchMode):
             differentiated = self._of_gradients.get(node._sequence_nr())
             self._locations[name] = differentiated or Location(self.module(), line_now())
 
+    def scripted(self) -> str | None:
+        """The name of the first module that is a program of TorchScript; None if there is none."""
+        return next((name for module, name in self._names.items() if isinstance(module, torch.jit.ScriptModule)), None)
+
     def line(self) -> Line | None:
         """The line of the model or loss that is running; in a backward pass, that of the operator differentiated."""
         node = torch._C._current_autograd_node()
@@ -356,6 +360,11 @@ def _specialized(error: BaseException, where: Locations) -> str | None:
         if found[2] in ("0", "1"):
             return (
                 f"{found[1]} is to be dynamic: give an example in which it is 2 or more, {found[2]} counts as a number"
+            )
+        if (scripted := where.scripted()) is not None:
+            return (
+                f"{found[1]} is to be dynamic, but TorchScript, of which '{scripted}' is a program, makes the number"
+                f" {found[2]} of it: use the torch.nn.Module it was made from, or let dynamic_shapes not name it"
             )
         return (
             f"{found[1]} is to be dynamic, but the model or loss makes the number {found[2]} of it"
