@@ -76,7 +76,7 @@ def shapes_by_name(given: Mapping[str, Any], shapes: DynamicShapes) -> dict[str,
     return named
 
 
-def children(value: Any) -> dict[str, Any] | None:
+def children(value: object) -> dict[str, Any] | None:
     """The items of a container by index, key or field; None for a value that is no container."""
     if isinstance(value, Mapping):
         return {str(key): child for key, child in value.items()}
@@ -87,7 +87,7 @@ def children(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: object) -> Iterator[Any]:
     """What nested containers hold."""
     held = children(value)
     if held is None:
@@ -96,7 +96,7 @@ def leaves(value: Any) -> Iterator[Any]:
         yield from leaves(child)
 
 
-def tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def tensors(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """All tensors in nested containers by path, such as `batch.x` or `batch.0`."""
     if isinstance(value, torch.Tensor):
         yield name, value
@@ -122,7 +122,7 @@ def replaced(value: Any, new: Mapping[str, Any], name: str = "") -> Any:
     return dataclasses.replace(value, **inner)
 
 
-def dimensions(value: Any, shapes: Any, name: str = "") -> Iterator[tuple[str, dict[int, Dimension]]]:
+def dimensions(value: object, shapes: Any, name: str = "") -> Iterator[tuple[str, dict[int, Dimension]]]:
     """The path of each tensor in nested containers, with its dynamic dimensions by axis.
 
     Args:

@@ -16,6 +16,7 @@ import torch
 from onnx.defs import OpSchema
 from onnx_ir.tensor_adapters import from_torch_dtype, to_torch_dtype
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import attribute_type
@@ -23,8 +24,9 @@ from onnx_ops.core.space import Role
 from onnx_ops.core.types import Dim, Shape, TensorType
 from onnx_ops.ops import OPS
 from onnx_ops.torch.base.arrays import to_array, to_tensor
-from onnx_ops.torch.base.nodes import aclnn
+from onnx_ops.torch.base.nodes import Value, aclnn
 from onnx_ops.torch.base.second_derivatives import gradients_of
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import translates
 
 domain_ops = torch.ops.onnx_ops
@@ -47,7 +49,7 @@ def _schema(op: Op) -> str:
     return f"({', '.join([*inputs, *(['*'] if attributes else []), *attributes])}) -> ({outputs})"
 
 
-def _computable(op: Op, inputs: Sequence[Any]) -> list[bool]:
+def _computable(op: Op, inputs: Sequence[object]) -> list[bool]:
     """Whether each output can be computed from the inputs that are not None."""
     omitted = {name for name, value in zip(op.input_names, inputs, strict=True) if value is None}
     return [output.requires not in omitted for output in op.signature.outputs]
@@ -75,14 +77,14 @@ class _Dimensions:
     def of(self, tensor: Tensor) -> tuple[Dim, ...]:
         return tuple(map(self._named, tensor.shape))
 
-    def _named(self, size: int | torch.SymInt) -> Dim:
+    def _named(self, size: Size) -> Dim:
         known = size if isinstance(size, int) else size.node.maybe_as_int()
         if known is None:
             self._sizes[str(size)] = size
             return str(size)
         return known
 
-    def sizes(self, shape: Shape | None) -> list[int | torch.SymInt]:
+    def sizes(self, shape: Shape | None) -> list[Size]:
         """The sizes of an inferred shape; new ones for dimensions that are unknown, such as those given by values."""
         assert shape is not None
         return [
@@ -121,7 +123,7 @@ def _broadcast(op: Op, tensors: Sequence[Tensor | None]) -> None:
         torch.broadcast_shapes(*shapes)
 
 
-def _node(op: Op, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+def _node(op: Op, inputs: Sequence[Value | None], attributes: Mapping[str, Any]) -> Any:
     outputs = getattr(aclnn, op.name)(*inputs, **attributes)
     if len(op.output_names) == 1:
         return outputs
@@ -167,12 +169,17 @@ def differentiable(
     if formula is not None:
         saved |= set(forward.input_names)
 
-    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: dict[str, Any], output: Any) -> None:
+    def setup_context(
+        ctx: FunctionCtx,
+        inputs: tuple[Tensor | None, ...],
+        keyword_only_inputs: dict[str, Any],
+        output: Tensor | tuple[Tensor, ...],
+    ) -> None:
         values = zip(names, (*inputs, *(output if isinstance(output, tuple) else (output,))), strict=True)
         ctx.save_for_backward(*(value if name in saved else None for name, value in values))
         ctx.attributes = keyword_only_inputs
 
-    def gradient(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def gradient(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         values = dict(zip(names, ctx.saved_tensors, strict=True))
         if formula is not None and torch.is_grad_enabled():  # to be differentiated again
             inputs = [values[given] for given in forward.input_names]

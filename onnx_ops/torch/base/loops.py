@@ -26,8 +26,8 @@ def body(name: str, inputs: Sequence[ir.Value], write: Callable[..., Sequence[An
 
 def loop(
     name: str,
-    count: Any,
-    states: Sequence[tuple[Any, ir.DataType]],
+    count: ir.Value,
+    states: Sequence[tuple[ir.Value, ir.DataType]],
     step: Callable[..., Sequence[Any]],
     stacked: int = 0,
     conditional: bool = False,
@@ -52,7 +52,7 @@ def loop(
         *(ir.Value(name=f"{name}_state_{i}", type=ir.TensorType(dtype)) for i, (_, dtype) in enumerate(states)),
     ]
 
-    def write(number: Any, goes_on: Any, *values: Any) -> Sequence[Any]:
+    def write(number: ir.Value, goes_on: ir.Value, *values: ir.Value) -> Sequence[ir.Value]:
         found = step(number, *values)
         return found if conditional else [goes_on, *found]
 
@@ -68,12 +68,12 @@ def loop(
 
 def scan(
     name: str,
-    states: Sequence[Any],
-    sequences: Sequence[Any],
+    states: Sequence[ir.Value],
+    sequences: Sequence[ir.Value],
     stacked: int,
     backwards: bool,
     step: Callable[..., Sequence[Any]],
-) -> Sequence[Any]:
+) -> Sequence[ir.Value]:
     """A Scan.
 
     Args:

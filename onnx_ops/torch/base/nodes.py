@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -17,9 +17,11 @@ from onnx_ops.core.domain import DOMAIN, OPSET_VERSION
 
 __all__ = [
     "Extent",
+    "Value",
     "aclnn",
     "constant_integers",
     "double",
+    "integer",
     "integers",
     "is_read_once",
     "is_standard",
@@ -28,32 +30,36 @@ __all__ = [
     "op",
     "sizes",
     "taps",
-    "tensor",
     "unneeded",
 ]
 
 aclnn = Opset(DOMAIN, OPSET_VERSION)
 
+if TYPE_CHECKING:
+    Value: TypeAlias = ir.Value
+else:  # torch.onnx evaluates the annotations of translations, and takes a class with `dtype` for one of ONNX Script
+    Value = Any
+
 LAST = np.iinfo(np.int64).max
 """The end of a Slice to the end of an axis."""
 
 
-def tensor(array: Any, like: Any) -> Any:
-    """A constant of the dtype of another value."""
-    return op.Constant(value=ir.tensor(np.asarray(array).astype(like.dtype.numpy())))
-
-
-def number(value: float, like: Any) -> Any:
+def number(value: float, like: Value) -> Value:
     """A scalar of the dtype of another value."""
-    return tensor(value, like)
+    return op.Constant(value=ir.tensor(np.asarray(value).astype(like.dtype.numpy())))
 
 
-def double(value: float) -> Any:
+def double(value: float) -> Value:
     """A float64 scalar."""
     return op.Constant(value=ir.tensor(np.float64(value)))
 
 
-def integers(values: Sequence[int]) -> Any:
+def integer(value: int) -> Value:
+    """An int64 scalar."""
+    return op.Constant(value=ir.tensor(np.int64(value)))
+
+
+def integers(values: Sequence[int]) -> Value:
     """An int64 vector, of sizes, axes or indices."""
     return op.Constant(value=ir.tensor(np.array(values, np.int64)))
 
@@ -76,22 +82,22 @@ def is_standard(node: ir.Node, op_type: str) -> bool:
     return node.domain == "" and node.op_type == op_type
 
 
-def constant_integers(value: ir.Value | None) -> list[int] | None:
+def constant_integers(value: Value | None) -> list[int] | None:
     """The elements of a constant of integers, such as axes; None for a value that is not constant, or none."""
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy().reshape(-1).tolist()
 
 
-def is_read_once(value: ir.Value) -> bool:
+def is_read_once(value: Value) -> bool:
     """Whether a single input of a node is all that reads a value."""
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
-def unneeded(replaced: Collection[ir.Value], read: Collection[ir.Value]) -> set[ir.Node]:
+def unneeded(replaced: Collection[Value], read: Collection[Value]) -> set[ir.Node]:
     """The nodes that nothing needs once other nodes, which read some values, compute those that are replaced."""
     dead: set[ir.Node] = set()
 
-    def is_unused(value: ir.Value) -> bool:
+    def is_unused(value: Value) -> bool:
         if value in replaced:
             return True
         return not value.is_graph_output() and value not in read and all(user in dead for user, _ in value.uses())
@@ -105,7 +111,7 @@ def unneeded(replaced: Collection[ir.Value], read: Collection[ir.Value]) -> set[
     return dead
 
 
-def sizes(value: Any) -> list[int]:
+def sizes(value: Value) -> list[int]:
     """The shape of a value, -1 for dynamic sizes."""
     return [size if isinstance(size, int) else -1 for size in value.shape]
 
@@ -113,17 +119,17 @@ def sizes(value: Any) -> list[int]:
 class Extent:
     """The sizes of some axes: integers, or if one of them is dynamic an int64 vector of the graph."""
 
-    def __init__(self, sizes: Sequence[int] | Any) -> None:
+    def __init__(self, sizes: list[int] | Value) -> None:
         self._sizes = sizes
 
     @classmethod
-    def of(cls, value: Any, count: int) -> Extent:
+    def of(cls, value: Value, count: int) -> Extent:
         """The sizes of the last axes of a value."""
         found = sizes(value)[len(value.shape) - count :]
         return cls(op.Shape(value, start=len(value.shape) - count) if -1 in found else found)
 
     @classmethod
-    def given(cls, sizes: Sequence[int | Any]) -> Extent:
+    def given(cls, sizes: Sequence[int | Value]) -> Extent:
         """Sizes each of which may be a value."""
         if all(isinstance(size, int) for size in sizes):
             return cls(list(sizes))
@@ -162,25 +168,25 @@ class Extent:
             return Extent(node(self.value, other.value))
         return Extent(list(map(function, self.numbers, other.numbers)))
 
-    def after(self, *leading: int) -> Any:
+    def after(self, *leading: int) -> Value:
         """A shape: some numbers, then these sizes."""
         if self.numbers is None:
             return op.Concat(integers(leading), self._sizes, axis=0)
         return integers([*leading, *self.numbers])
 
     @property
-    def value(self) -> Any:
+    def value(self) -> Value:
         return self._sizes if self.numbers is None else integers(self.numbers)
 
 
 def taps(
-    x: Any,
+    x: Value,
     axes: Sequence[int],
     kernel: Sequence[int],
     stride: Sequence[int],
     dilation: Sequence[int],
     out: Extent,
-) -> Iterator[Any]:
+) -> Iterator[Value]:
     """For each tap of a kernel the elements that it meets as the kernel moves over `axes` of x, already padded.
 
     Where `out`, the number of windows, is dynamic, there are as many as fit.

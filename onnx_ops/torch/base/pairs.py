@@ -17,7 +17,7 @@ class Pair:
     imaginary: Tensor
 
 
-def parts(value: Any) -> tuple[Any, Any]:
+def parts(value: Pair | Tensor | complex) -> tuple[Any, Any]:
     """Real and imaginary part of a Pair, a real tensor or a number."""
     if isinstance(value, Pair):
         return value.real, value.imaginary
@@ -38,7 +38,7 @@ def as_like(tensor: Tensor, like: Tensor) -> Tensor:
     return torch.view_as_complex(tensor) if like.is_complex() else tensor
 
 
-def is_complex(value: Any) -> bool:
+def is_complex(value: object) -> bool:
     """Whether a value is a Pair, or a complex tensor, number or dtype."""
     if isinstance(value, Tensor):
         return value.is_complex()

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from onnx_ops.torch.base.sizes import Size
+
 
 def require_elements(tensor: Tensor, axes: Iterable[int] | None = None) -> None:
     """Require that sizes of a tensor are 1 or more, as `require_size`.
@@ -23,7 +25,7 @@ def require_elements(tensor: Tensor, axes: Iterable[int] | None = None) -> None:
         require_size(tensor.shape[axis], 1)
 
 
-def require_size(size: int | torch.SymInt, least: int | torch.SymInt) -> None:
+def require_size(size: Size, least: Size) -> None:
     """Require that a size is not less than another one.
 
     For sizes that depend on data that becomes a condition of the step. Dynamic sizes that do not fulfil it are refused,

@@ -10,7 +10,7 @@ import builtins
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import onnx_ir as ir
 import torch
@@ -18,7 +18,8 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.base.nodes import double, integers, op
+from onnx_ops.torch.base.nodes import Value, double, integer, integers, op
+from onnx_ops.torch.base.sizes import Number
 from onnx_ops.torch.operators import integer_division
 from onnx_ops.torch.tracing.certainty import is_certain
 
@@ -70,21 +71,21 @@ def _is_certainly_positive(node: Node) -> bool:
     )
 
 
-def narrowed(number: Any) -> Any:
+def narrowed(number: Number) -> Number:
     """A number that is a float32 in a graph."""
     return number
 
 
-def floor_divided(number: Any, divisor: Any) -> Any:
+def floor_divided(number: Number, divisor: Number) -> Number:
     """A quotient of numbers that may be negative."""
     return number // divisor
 
 
-def _is_integer(number: Any) -> bool:
+def _is_integer(number: float | Value) -> TypeGuard[int | Value]:
     return isinstance(number, int) or (isinstance(number, ir.Value) and number.dtype is INT64)
 
 
-def _as_double(number: Any) -> Any:
+def _as_double(number: float | Value) -> Value:
     if isinstance(number, int | float):
         return double(number)
     return number if number.dtype is DOUBLE else op.Cast(number, to=DOUBLE)
@@ -93,7 +94,7 @@ def _as_double(number: Any) -> Any:
 def _arithmetic(write: Callable[..., Any]) -> Callable[..., Any]:
     """An operator on two numbers, in int64 if both are integers, else in float64."""
 
-    def translated(self: Any, other: Any) -> Any:
+    def translated(self: float | Value, other: float | Value) -> Value:
         if _is_integer(self) and _is_integer(other):
             return write(_as_int64(self), _as_int64(other))
         return write(_as_double(self), _as_double(other))
@@ -101,21 +102,21 @@ def _arithmetic(write: Callable[..., Any]) -> Callable[..., Any]:
     return translated
 
 
-def _as_int64(number: Any) -> Any:
-    return op.Constant(value=ir.tensor(number, dtype=INT64)) if isinstance(number, int) else number
+def _as_int64(number: int | Value) -> Value:
+    return integer(number) if isinstance(number, int) else number
 
 
-def _true_divided(self: Any, other: Any) -> Any:
+def _true_divided(self: float | Value, other: float | Value) -> Value:
     return op.Div(_as_double(self), _as_double(other))
 
 
-def _power(self: Any, exponent: Any) -> Any:
+def _power(self: float | Value, exponent: float | Value) -> Value:
     if _is_integer(self) and _is_integer(exponent) and not (isinstance(exponent, int) and exponent < 0):
         return op.Pow(_as_int64(self), _as_int64(exponent))
     return op.Pow(_as_double(self), _as_double(exponent))
 
 
-def _remainder(self: Any, other: Any) -> Any:
+def _remainder(self: float | Value, other: float | Value) -> Value:
     """With the sign of the divisor, as the operator Mod of integers has it."""
     if _is_integer(self) and _is_integer(other):
         return integer_division.remainder(self, other)
@@ -126,7 +127,7 @@ def _remainder(self: Any, other: Any) -> Any:
     return op.Where(opposite, op.Add(rest, other), rest)
 
 
-def _floor_divided(self: Any, other: Any) -> Any:
+def _floor_divided(self: float | Value, other: float | Value) -> Value:
     """Rounded down; the dividend without the remainder is a multiple of the divisor, up to rounding."""
     if _is_integer(self) and _is_integer(other):
         return integer_division.floored(self, other)
@@ -134,7 +135,7 @@ def _floor_divided(self: Any, other: Any) -> Any:
     return op.Round(op.Div(op.Sub(self, _remainder(self, other)), other))
 
 
-def _quotient(self: Any, other: Any) -> Any:
+def _quotient(self: int | Value, other: int | Value) -> Value:
     """Of integers that are not negative; a divisor of 0, as of no rows, would end the process."""
     divisor = _as_int64(other)
     return op.Div(_as_int64(self), divisor if isinstance(other, int) else op.Max(divisor, _as_int64(1)))
@@ -143,13 +144,13 @@ def _quotient(self: Any, other: Any) -> Any:
 def _integer(write: Callable[..., Any]) -> Callable[..., Any]:
     """An integer next to a number."""
 
-    def translated(self: Any) -> Any:
+    def translated(self: float | Value) -> Value:
         return self if _is_integer(self) else op.Cast(write(_as_double(self)), to=INT64)
 
     return translated
 
 
-def _rounded(self: Any, digits: Any = None) -> Any:
+def _rounded(self: float | Value, digits: int | None = None) -> Value:
     if digits is not None:
         raise CaptureError(
             "round() of a number that depends on a dynamic size or on data, to decimal digits, has no translation to"
@@ -159,13 +160,13 @@ def _rounded(self: Any, digits: Any = None) -> Any:
 
 
 def _in_double(write: Callable[..., Any]) -> Callable[..., Any]:
-    def translated(self: Any) -> Any:
+    def translated(self: float | Value) -> Value:
         return write(_as_double(self))
 
     return translated
 
 
-def _read(self: Any) -> Any:
+def _read(self: Value) -> Value:
     """item() of a tensor: torch.onnx makes a float32 of a float64 too."""
     first = op.Gather(op.Reshape(self, integers([-1])), op.Constant(value_int=0))
     if self.dtype.is_floating_point():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +11,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from onnx_ops.torch.base.nodes import aclnn, double, op
+from onnx_ops.torch.base.nodes import Value, aclnn, double, op
 from onnx_ops.torch.base.table import computes_float64, decomposed_by_pytorch, decomposes, replaces, translates
 from onnx_ops.torch.operators.error_function import erf_of_doubles
 
@@ -41,7 +40,7 @@ decomposed_by_pytorch(
 
 
 @translates(aten._prelu_kernel.default)
-def _prelu_kernel(self: Any, weight: Any) -> Any:
+def _prelu_kernel(self: Value, weight: Value) -> Value:
     """PyTorch has reshaped the weight, which torch.onnx does anew, for channels that are the second axis."""
     return op.PRelu(self, weight)
 
@@ -68,22 +67,22 @@ GELUS = {"none": 0, "tanh": 1}
 
 
 @translates(aten.gelu_backward.default)
-def _gelu_backward(grad: Any, self: Any, approximate: str = "none") -> Any:
+def _gelu_backward(grad: Value, self: Value, approximate: str = "none") -> Value:
     return aclnn.GeluBackwardV2(grad, self, approximate=GELUS[approximate])
 
 
 @translates(aten.silu.default)
-def _silu(self: Any) -> Any:
+def _silu(self: Value) -> Value:
     return op.Mul(self, op.Sigmoid(self))
 
 
 @translates(aten.silu_backward.default)
-def _silu_backward(grad_output: Any, self: Any) -> Any:
+def _silu_backward(grad_output: Value, self: Value) -> Value:
     return aclnn.SiluBackward(grad_output, self)
 
 
 @translates(aten.hardsigmoid_backward.default)
-def _hardsigmoid_backward(grad: Any, self: Any) -> Any:
+def _hardsigmoid_backward(grad: Value, self: Value) -> Value:
     return aclnn.HardsigmoidBackward(grad, self)
 
 
@@ -94,12 +93,12 @@ def _hardsigmoid_backward_of_doubles(grad: Tensor, self: Tensor) -> Tensor:
 
 
 @translates(aten.hardswish_backward.default)
-def _hardswish_backward(grad: Any, self: Any) -> Any:
+def _hardswish_backward(grad: Value, self: Value) -> Value:
     return aclnn.HardswishBackwardV2(grad, self)
 
 
 @translates(aten.hardtanh_backward.default)
-def _hardtanh_backward(grad: Any, self: Any, min_val: float, max_val: float) -> Any:
+def _hardtanh_backward(grad: Value, self: Value, min_val: float, max_val: float) -> Value:
     if self.dtype is ir.DataType.DOUBLE and any(float(np.float32(bound)) != bound for bound in (min_val, max_val)):
         inside = op.And(op.Greater(self, double(min_val)), op.Less(self, double(max_val)))  # no attribute holds them
         return op.Where(inside, grad, double(0.0))
@@ -114,47 +113,47 @@ def _softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
 # --- float64 ----------------------------------------------------------------------------------------------------------
 
 
-def _where_negative(x: Any, negative: Any) -> Any:
+def _where_negative(x: Value, negative: Value) -> Value:
     return op.Where(op.Less(x, double(0.0)), negative, x)
 
 
 @computes_float64("Elu")
-def _elu_node(x: Any, alpha: float = 1.0) -> Any:
+def _elu_node(x: Value, alpha: float = 1.0) -> Value:
     return _where_negative(x, op.Mul(op.Sub(op.Exp(x), double(1.0)), double(alpha)))
 
 
 @computes_float64("Celu")
-def _celu_node(x: Any, alpha: float = 1.0) -> Any:
+def _celu_node(x: Value, alpha: float = 1.0) -> Value:
     return _where_negative(x, op.Mul(op.Sub(op.Exp(op.Div(x, double(alpha))), double(1.0)), double(alpha)))
 
 
 @computes_float64("LeakyRelu")
-def _leaky_relu_node(x: Any, alpha: float = 0.01) -> Any:
+def _leaky_relu_node(x: Value, alpha: float = 0.01) -> Value:
     return _where_negative(x, op.Mul(x, double(alpha)))
 
 
 @computes_float64("PRelu")
-def _prelu_node(x: Any, slope: Any) -> Any:
+def _prelu_node(x: Value, slope: Value) -> Value:
     return _where_negative(x, op.Mul(x, slope))
 
 
 @computes_float64("Softplus")
-def _softplus_node(x: Any) -> Any:
+def _softplus_node(x: Value) -> Value:
     return op.Add(op.Max(x, double(0.0)), op.Log(op.Add(op.Exp(op.Neg(op.Abs(x))), double(1.0))))
 
 
 @computes_float64("HardSigmoid")
-def _hardsigmoid_node(x: Any, alpha: float = 0.2, beta: float = 0.5) -> Any:
+def _hardsigmoid_node(x: Value, alpha: float = 0.2, beta: float = 0.5) -> Value:
     return op.Clip(op.Add(op.Mul(x, double(alpha)), double(beta)), double(0.0), double(1.0))
 
 
 @computes_float64("HardSwish")
-def _hardswish_node(x: Any) -> Any:
+def _hardswish_node(x: Value) -> Value:
     return op.Mul(x, _hardsigmoid_node(x, 1 / 6))
 
 
 @computes_float64("Gelu")
-def _gelu_node(x: Any, approximate: bytes = b"none") -> Any:
+def _gelu_node(x: Value, approximate: bytes = b"none") -> Value:
     if approximate == b"none":
         shape = erf_of_doubles(op.Mul(x, double(math.sqrt(0.5))))
     else:

@@ -12,18 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
+from torch.autograd.function import FunctionCtx
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onnx_ops.torch.base.custom_ops import custom_operator
-from onnx_ops.torch.base.nodes import Extent, integers, op
+from onnx_ops.torch.base.nodes import Extent, Value, integers, op
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.transforms import within_transforms
 
 WIDTH = 2
 """Width of the images from which `matrix_of` reads an operator; with 1, PyTorch's antialiasing is wrong."""
 
 
-def _nodes(self: Any, matrix: Any, axis: int) -> Any:
+def _nodes(self: Value, matrix: Value, axis: int) -> Value:
     if axis == -1:
         return op.MatMul(self, op.Transpose(matrix, perm=[1, 0]))
     if axis == -2:
@@ -52,12 +54,12 @@ def along_axis(self: Tensor, matrix: Tensor, axis: int) -> Tensor:
     return _product(self, matrix, axis).contiguous()
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _setup(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, matrix, ctx.axis = inputs
     ctx.save_for_backward(matrix)
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
     (matrix,) = ctx.saved_tensors
     return along_axis(grad, matrix.T.contiguous(), ctx.axis), None, None
 
@@ -65,12 +67,12 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 along_axis.register_autograd(_gradients, setup_context=_setup)
 
 
-Dynamic = Callable[[Any, int], Tensor | None]
+Dynamic = Callable[[Size, int], Tensor | None]
 """From the size and number of an axis to the matrix (after, before) of an operator along it; None for the identity."""
 
 
 def resampled(
-    x: Tensor, operator: Callable[[Tensor, int], Tensor], rank: int, dynamic: Dynamic, after: Sequence[Any] = ()
+    x: Tensor, operator: Callable[[Tensor, int], Tensor], rank: int, dynamic: Dynamic, after: Sequence[Size] = ()
 ) -> Tensor:
     """A separable linear operator on images (N, C, *space), by one matrix along each of the last axes.
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.base.nodes import op
+from onnx_ops.torch.base.nodes import Value, op
 from onnx_ops.torch.base.table import replaces, translates
 
 
 @translates(torch.ops.aten.copy.default)
-def _copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
+def _copy(self: Value, src: Value, non_blocking: bool = False) -> Value:
     """The translation of torch.onnx does not broadcast src."""
     values = op.CastLike(src, self)
     return values if src.shape == self.shape else op.Expand(values, op.Shape(self))

@@ -12,10 +12,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn import functional
 
@@ -49,7 +49,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -64,7 +64,7 @@ class _Attention(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, bias, noise, weights, result = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again
             weights = _weights(query, key, bias, ctx.batch)
@@ -89,7 +89,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -111,7 +111,7 @@ class _Fused(torch.autograd.Function):
         return statistics[-1]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, bias, kept, *statistics = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again
             products = functools.partial(_by_products, **ctx.call)

@@ -20,6 +20,7 @@ from torch import Tensor
 from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.types import FLOATS
 from onnx_ops.torch.base.custom_ops import custom_operator
+from onnx_ops.torch.base.nodes import Value
 
 DOMAIN = "onnx_ops.torch.barriers"
 TYPES = (*FLOATS, *(getattr(TensorProto, name) for name in ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64")))
@@ -33,7 +34,7 @@ BARRIER = OpSchema(
 )
 
 
-def _node(value: Any, after: Any) -> Any:
+def _node(value: Value, after: Value) -> Value:
     return Op(Opset(DOMAIN, 1), BARRIER.name, BARRIER)(value, after)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from onnx_ops.torch.base.custom_ops import domain_ops
-from onnx_ops.torch.base.nodes import aclnn, double, op
+from onnx_ops.torch.base.nodes import Value, aclnn, double, op
 from onnx_ops.torch.base.second_derivatives import gradients_of
 from onnx_ops.torch.base.table import corrects, differentiates, provides, translates
 from onnx_ops.torch.base.transforms import within_transforms
@@ -25,15 +25,15 @@ aten = torch.ops.aten
 # Translations
 
 
-def _is_double(value: Any) -> bool:
+def _is_double(value: Value) -> bool:
     return value.dtype is ir.DataType.DOUBLE
 
 
-def _is_narrow(value: Any) -> bool:
+def _is_narrow(value: Value) -> bool:
     return value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-def _count(input: Any) -> Any:
+def _count(input: Value) -> Value:
     """The number of elements of a channel, int32 (1,)."""
     sizes = [size for axis, size in enumerate(input.shape) if axis != 1]
     if all(isinstance(size, int) for size in sizes):
@@ -42,14 +42,14 @@ def _count(input: Any) -> Any:
     return op.Cast(op.Div(op.Reshape(op.Size(input), op.Constant(value_ints=[1])), channels), to=ir.DataType.INT32)
 
 
-def _inverse_deviation(variance: Any, eps: float) -> Any:
+def _inverse_deviation(variance: Value, eps: float) -> Value:
     if _is_double(variance):
         return op.Reciprocal(op.Sqrt(op.Add(variance, double(eps))))
     variance = op.Cast(variance, to=ir.DataType.FLOAT)
     return op.Reciprocal(op.Sqrt(op.Add(variance, op.Constant(value_float=eps))))
 
 
-def _statistics(input: Any, eps: float) -> tuple[Any, Any, Any]:
+def _statistics(input: Value, eps: float) -> tuple[Value, Value, Value]:
     """Mean and 1 / sqrt(variance + eps) of the channels, and the latter as BatchNormStats returns it.
 
     Attributes are float32, too coarse for float64 tensors: there BatchNormStats has eps = 0, and other nodes add it.
@@ -64,8 +64,8 @@ def _statistics(input: Any, eps: float) -> tuple[Any, Any, Any]:
 
 
 def _tracked(
-    input: Any, mean: Any, inverse: Any, running: tuple[Any, Any], momentum: float, eps: float
-) -> tuple[Any, Any]:
+    input: Value, mean: Value, inverse: Value, running: tuple[Value, Value], momentum: float, eps: float
+) -> tuple[Value, Value]:
     """The running mean and variance after a batch."""
     rows = [op.Unsqueeze(value, op.Constant(value_ints=[0])) for value in (mean, inverse)]
     if not _is_double(input):
@@ -80,8 +80,13 @@ def _tracked(
 
 
 def _trained(
-    input: Any, weight: Any, bias: Any, running: tuple[Any, Any] | None, momentum: float, eps: float
-) -> tuple[Any, ...]:
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running: tuple[Value, Value] | None,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, ...]:
     mean, inverse, gathered = _statistics(input, eps)
     output = aclnn.BatchNormElemt(input, weight, bias, mean, inverse)
     after = () if running is None else _tracked(input, mean, gathered, running, momentum, eps)
@@ -91,7 +96,7 @@ def _trained(
     return output, mean, inverse, *after
 
 
-def _unrounded(statistics: Any) -> Any:
+def _unrounded(statistics: Value) -> Value:
     """Statistics before a Cast to 16 bits."""
     node = statistics.producer()
     return node.inputs[0] if node is not None and node.op_type == "Cast" else statistics
@@ -99,8 +104,15 @@ def _unrounded(statistics: Any) -> Any:
 
 @translates(aten._native_batch_norm_legit_functional.default)
 def _batch_norm_functional(
-    input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
-) -> tuple[Any, ...]:
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, ...]:
     running = (running_mean, running_var)
     if training:
         return _trained(input, weight, bias, running, momentum, eps)
@@ -109,15 +121,21 @@ def _batch_norm_functional(
 
 @translates(aten._native_batch_norm_legit.no_stats)
 def _batch_norm_without_running(
-    input: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
-) -> tuple[Any, ...]:
+    input: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
+) -> tuple[Value, ...]:
     return _trained(input, weight, bias, None, momentum, eps)
 
 
 @translates(aten._native_batch_norm_legit_no_training.default)
 def _batch_norm_evaluated(
-    input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
-) -> tuple[Any, ...]:
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, ...]:
     values = (input, weight, bias, running_mean, running_var)
     if all(value is not None and value.dtype is ir.DataType.FLOAT for value in values):
         output = op.BatchNormalization(*values, epsilon=eps)
@@ -129,17 +147,17 @@ def _batch_norm_evaluated(
 
 @translates(aten.native_batch_norm_backward.default)
 def _batch_norm_backward(
-    grad: Any,
-    input: Any,
-    weight: Any,
-    running_mean: Any,
-    running_var: Any,
-    save_mean: Any,
-    save_invstd: Any,
+    grad: Value,
+    input: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    save_mean: Value | None,
+    save_invstd: Value | None,
     train: bool,
     eps: float,
-    output_mask: Any,
-) -> tuple[Any, ...]:
+    output_mask: Sequence[bool],
+) -> tuple[Value, ...]:
     if train:
         mean, inverse = _unrounded(save_mean), _unrounded(save_invstd)
     else:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.torch.base.custom_ops import differentiable, domain_ops
-from onnx_ops.torch.base.nodes import aclnn
+from onnx_ops.torch.base.nodes import Value, aclnn
 from onnx_ops.torch.base.reduction import DEFAULT_REDUCTION, reduction_of
 from onnx_ops.torch.base.table import replaces, translates
 
@@ -22,7 +20,9 @@ differentiable(
 
 
 @translates(torch.ops.aten.binary_cross_entropy_with_logits.default)
-def _node(self: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1) -> Any:
+def _node(
+    self: Value, target: Value, weight: Value | None = None, pos_weight: Value | None = None, reduction: int = 1
+) -> Value:
     return aclnn.BinaryCrossEntropyWithLogits(self, target, weight, pos_weight, reduction=reduction)
 
 

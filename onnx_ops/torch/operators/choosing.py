@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
 import torch
 
-from onnx_ops.torch.base.nodes import double, op
+from onnx_ops.torch.base.nodes import Value, double, op
 from onnx_ops.torch.base.table import translates
 
 aten = torch.ops.aten
@@ -16,7 +14,7 @@ SHORT = (ir.DataType.INT8, ir.DataType.INT16)
 
 
 @translates(aten.where.self)
-def _where(condition: Any, self: Any, other: Any) -> Any:
+def _where(condition: Value, self: Value, other: Value) -> Value:
     if other.dtype == ir.DataType.BOOL:
         return op.Or(op.And(condition, self), op.And(op.Not(condition), other))
     if other.dtype in SHORT:
@@ -26,5 +24,5 @@ def _where(condition: Any, self: Any, other: Any) -> Any:
 
 
 @translates(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def _masked_fill(self: Any, mask: Any, value: Any) -> Any:
+def _masked_fill(self: Value, mask: Value, value: float | Value) -> Value:
     return _where(mask, op.CastLike(double(value) if isinstance(value, float) else value, self), self)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import decomposes, replaces
 
 
@@ -19,7 +21,9 @@ def _chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 @replaces(torch.tensor_split, torch.Tensor.tensor_split)
-def _tensor_split(input: Tensor, sections: Any = None, dim: int = 0, **named: Any) -> tuple[Tensor, ...]:
+def _tensor_split(
+    input: Tensor, sections: Size | Sequence[Size] | Tensor | None = None, dim: int = 0, **named: Any
+) -> tuple[Tensor, ...]:
     """The first parts have one element more; PyTorch makes a condition of their number."""
     if sections is None:
         return torch.tensor_split(input, dim=dim, **named)
@@ -31,7 +35,7 @@ def _tensor_split(input: Tensor, sections: Any = None, dim: int = 0, **named: An
 
 
 @decomposes(torch.ops.aten.split.Tensor)
-def _split(self: Tensor, split_size: Any, dim: int = 0) -> Any:
+def _split(self: Tensor, split_size: Size, dim: int = 0) -> Any:
     """Chunks of a dynamic size, for which torch.onnx writes a sequence whose length is not known, as slices."""
     if not is_symbolic(split_size):
         return NotImplemented

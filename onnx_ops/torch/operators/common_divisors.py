@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.loops import loop
-from onnx_ops.torch.base.nodes import op
+from onnx_ops.torch.base.nodes import Value, integer, op
 from onnx_ops.torch.base.table import replaces
 
 INT64 = ir.DataType.INT64
@@ -19,22 +16,18 @@ STEPS = 100
 """More than Euclid's algorithm needs for integers of 64 bits (Lamé)."""
 
 
-def _integer(value: int) -> Any:
-    return op.Constant(value=ir.tensor(np.int64(value)))
-
-
-def _nodes(self: Any, other: Any) -> Any:
-    def step(_: Any, divisor: Any, rest: Any) -> list[Any]:
-        zero = _integer(0)
+def _nodes(self: Value, other: Value) -> Value:
+    def step(_: Value, divisor: Value, rest: Value) -> list[Value]:
+        zero = integer(0)
         ended = op.Equal(rest, zero)
-        remainder = op.Mod(divisor, op.Where(ended, _integer(1), rest))
+        remainder = op.Mod(divisor, op.Where(ended, integer(1), rest))
         left = op.ReduceSum(op.Cast(op.Not(op.Equal(remainder, zero)), to=INT64), keepdims=0)
         return [op.Greater(left, zero), op.Where(ended, divisor, rest), op.Where(ended, zero, remainder)]
 
     # The first of two steps makes the divisor of a number and 0, for which there is no other one.
     states = [(op.Abs(self), INT64), (op.Abs(other), INT64)]
-    divisor, rest = loop("euclid", _integer(STEPS), states, step, conditional=True)
-    return op.Where(op.Equal(rest, _integer(0)), divisor, rest)
+    divisor, rest = loop("euclid", integer(STEPS), states, step, conditional=True)
+    return op.Where(op.Equal(rest, integer(0)), divisor, rest)
 
 
 def _fake(self: Tensor, other: Tensor) -> Tensor:

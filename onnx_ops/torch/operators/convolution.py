@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from onnx_ops.torch.base.nodes import Extent, aclnn, integers, number, op, replace_node, sizes, taps
+from onnx_ops.torch.base.nodes import Extent, Value, aclnn, integers, number, op, replace_node, sizes, taps
 from onnx_ops.torch.base.sizes import of_each_axis
 from onnx_ops.torch.base.table import computes_float64, differentiates, requires, rewrites, translates
 
@@ -116,16 +116,16 @@ def _requires_channels(input: Tensor, weight: Tensor, *settings: Any) -> None:
 
 @translates(aten.convolution.default)
 def _convolution(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
     stride: Sequence[int] = (1,),
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
     transposed: bool = False,
     output_padding: Sequence[int] = (0,),
     groups: int = 1,
-) -> Any:
+) -> Value:
     window = _window(sizes(weight)[2:], stride, padding, dilation, groups)
     if not transposed and _is_depthwise_op(x, weight, window):
         return _depthwise(x, weight, window, bias)
@@ -134,16 +134,16 @@ def _convolution(
     return _added(_transposed(x, weight, window, of_each_axis(output_padding, window.rank)), bias, window.rank)
 
 
-def _added(y: Any, bias: Any, rank: int) -> Any:
+def _added(y: Value, bias: Value | None, rank: int) -> Value:
     return y if bias is None else op.Add(y, op.Unsqueeze(bias, integers(range(1, rank + 1))))
 
 
 @translates(aten.convolution_backward.default)
 def _convolution_backward(
-    grad: Any,
-    x: Any,
-    weight: Any,
-    bias_sizes: Any,
+    grad: Value,
+    x: Value,
+    weight: Value,
+    bias_sizes: Sequence[int] | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
@@ -151,7 +151,7 @@ def _convolution_backward(
     output_padding: Sequence[int],
     groups: int,
     output_mask: Sequence[bool],
-) -> tuple[Any, ...]:
+) -> tuple[Value, ...]:
     window = _window(sizes(weight)[2:], stride, padding, dilation, groups)
     if not transposed and _is_op_faster(weight, window):
         return aclnn.ConvolutionBackward(grad, x, weight, **window.settings)
@@ -180,7 +180,7 @@ def _convolution_backward(
     return by_x, by_weight, by_bias
 
 
-def _is_op_faster(weight: Any, window: Window) -> bool:
+def _is_op_faster(weight: Value, window: Window) -> bool:
     """Whether an op of this domain computes a convolution and its gradients, rather than products of matrices."""
     return sizes(weight)[1] > FEW_CHANNELS and not window.is_pointwise
 
@@ -237,17 +237,17 @@ def _become_product(node: ir.Node, x: ir.Value, weight: ir.Value) -> None:
     replace_node(node, *added)
 
 
-def _is_depthwise_op(x: Any, weight: Any, window: Window) -> bool:
+def _is_depthwise_op(x: Value, weight: Value, window: Window) -> bool:
     """Whether an op of this domain computes a convolution of each channel by itself."""
     return x.dtype != ir.DataType.DOUBLE and _is_depthwise(window, sizes(weight)[1] * window.groups)
 
 
-def _depthwise(x: Any, weight: Any, window: Window, bias: Any = None) -> Any:
+def _depthwise(x: Value, weight: Value, window: Window, bias: Value | None = None) -> Value:
     given = [] if bias is None else [bias]
     return aclnn.DepthwiseConv2D(x, weight, *given, **_depthwise_attributes(window))
 
 
-def _forward(x: Any, weight: Any, window: Window) -> Any:
+def _forward(x: Value, weight: Value, window: Window) -> Value:
     if _is_depthwise_op(x, weight, window):
         return _depthwise(x, weight, window)
     if x.dtype != ir.DataType.DOUBLE:
@@ -263,24 +263,24 @@ def _forward(x: Any, weight: Any, window: Window) -> Any:
     return op.Reshape(op.MatMul(rows, columns), out.after(_rows(x, out), outputs))
 
 
-def _is_product_of_pixels(window: Window, image: Any, channels: Sequence[int]) -> bool:
+def _is_product_of_pixels(window: Window, image: Value, channels: Sequence[int]) -> bool:
     """Whether a convolution and its gradients are computed as products of matrices for the pixels of all samples."""
     space = sizes(image)[2:]
     return window.is_pointwise and -1 not in (*space, *channels) and 1 <= math.prod(space) <= FEW_PIXELS
 
 
-def _pixels(image: Any) -> Any:
+def _pixels(image: Value) -> Value:
     """The pixels of all samples, (pixels, channels)."""
     _, channels, *space = sizes(image)
     return op.Reshape(op.Transpose(image, perm=[0, *range(2, len(space) + 2), 1]), integers([-1, channels]))
 
 
-def _rows(x: Any, space: Extent) -> int:
+def _rows(x: Value, space: Extent) -> int:
     """The first size of a shape that Reshape takes: a dynamic one is copied where another one is worked out."""
     return 0 if space.numbers is None else sizes(x)[0]
 
 
-def _columns(x: Any, window: Window) -> tuple[Any, Extent]:
+def _columns(x: Value, window: Window) -> tuple[Value, Extent]:
     """im2col: the columns (N, C, taps of the kernel, *out), and the sizes `out`."""
     out = _reached(Extent.of(x, window.rank), window)
     axes = range(2, window.rank + 2)
@@ -295,12 +295,12 @@ def _left(space: Sequence[int], arrived: Extent, window: Window) -> list[int]:
     return [size - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for size, n, k, s, p, d in reach]
 
 
-def _cut(image: Any, space: Extent, rank: int) -> Any:
+def _cut(image: Value, space: Extent, rank: int) -> Value:
     """An image cropped at the end to the sizes `space`."""
     return op.Slice(image, integers([0] * rank), space.value, integers(range(2, rank + 2)))
 
 
-def _by_input(grad: Any, weight: Any, window: Window, extra: Sequence[int]) -> Any:
+def _by_input(grad: Value, weight: Value, window: Window, extra: Sequence[int]) -> Value:
     """The gradient with respect to an input with `extra` elements at the end that no window reaches; also a transposed
     convolution of `grad`."""
     if _is_product_of_pixels(window, grad, sizes(weight)[:2]) and not any(extra):
@@ -330,7 +330,7 @@ def _by_input(grad: Any, weight: Any, window: Window, extra: Sequence[int]) -> A
     return _scattered(columns, grad, window, arrived, Extent(behind))
 
 
-def _transposed(x: Any, weight: Any, window: Window, output_padding: Sequence[int | Any]) -> Any:
+def _transposed(x: Value, weight: Value, window: Window, output_padding: Sequence[int | Value]) -> Value:
     """A transposed convolution of x; an `output_padding` that depends on dynamic sizes is a value."""
     if all(isinstance(more, int) for more in output_padding):
         return _by_input(x, weight, window, output_padding)
@@ -340,7 +340,7 @@ def _transposed(x: Any, weight: Any, window: Window, output_padding: Sequence[in
     return _cut(image, space, window.rank)
 
 
-def _without_room(grad: Any, x: Any, window: Window, output_padding: Sequence[int | Any]) -> tuple[Any, Window]:
+def _without_room(grad: Value, x: Value, window: Window, output_padding: Sequence[int | Value]) -> tuple[Value, Window]:
     """The gradient of a transposed convolution of x, and its window, with as many windows as x has elements.
 
     An `output_padding` as large as the stride has room for more.
@@ -355,7 +355,7 @@ def _without_room(grad: Any, x: Any, window: Window, output_padding: Sequence[in
     return cut, replace(window, padding=[0] * window.rank)
 
 
-def _scattered(columns: Any, like: Any, window: Window, arrived: Extent, behind: Extent) -> Any:
+def _scattered(columns: Value, like: Value, window: Window, arrived: Extent, behind: Extent) -> Value:
     """col2im: the columns of all taps added up where they come from.
 
     Args:
@@ -382,7 +382,7 @@ def _scattered(columns: Any, like: Any, window: Window, arrived: Extent, behind:
     return whole
 
 
-def _by_weight(grad: Any, x: Any, window: Window) -> Any:
+def _by_weight(grad: Value, x: Value, window: Window) -> Value:
     """The gradient with respect to the weights of a convolution of x.
 
     A convolution of x with grad would be the same, and takes up to twice as long.
@@ -426,7 +426,7 @@ def _by_weight(grad: Any, x: Any, window: Window) -> Any:
     return op.Reshape(op.Concat(*products, axis=3), integers([outputs, per_group, *window.kernel]))
 
 
-def _patches(x: Any, window: Window, out: Extent) -> Any:
+def _patches(x: Value, window: Window, out: Extent) -> Value:
     """What each of the `out` windows that tile an image sees of it, (windows of all samples, elements of a window)."""
     channels, covered = sizes(x)[1], out.times(window.kernel)
     if covered.numbers is None or covered.numbers != sizes(x)[2:]:
@@ -452,7 +452,7 @@ def _depthwise_attributes(window: Window) -> dict[str, Any]:
     return {"strides": window.stride, "pads": [*window.padding, *window.padding], "dilations": window.dilation}
 
 
-def _padded(x: Any, window: Window) -> Any:
+def _padded(x: Value, window: Window) -> Value:
     return op.Pad(x, integers([0, 0, *window.padding] * 2)) if any(window.padding) else x
 
 
@@ -464,12 +464,12 @@ def _reached(space: Extent, window: Window) -> Extent:
 
 @translates(aten.im2col.default)
 def _image_to_columns(
-    x: Any,
+    x: Value,
     kernel_size: Sequence[int],
     dilation: Sequence[int],
     padding: Sequence[int],
     stride: Sequence[int],
-) -> Any:
+) -> Value:
     window = _window(kernel_size, stride, padding, dilation, 1)
     columns, out = _columns(x, window)
     channels, count = sizes(x)[1], math.prod(kernel_size)
@@ -481,13 +481,13 @@ def _image_to_columns(
 
 @translates(aten.col2im.default)
 def _columns_to_image(
-    x: Any,
-    output_size: Sequence[int | Any],
+    x: Value,
+    output_size: Sequence[int | Value],
     kernel_size: Sequence[int],
     dilation: Sequence[int],
     padding: Sequence[int],
     stride: Sequence[int],
-) -> Any:
+) -> Value:
     window = _window(kernel_size, stride, padding, dilation, 1)
     space = Extent.given(output_size)
     out = _reached(space, window)
@@ -500,8 +500,8 @@ def _of_node(translate: Callable[..., Any]) -> Callable[..., Any]:
     """A convolution as a function of the inputs and attributes that `Window.attributes` gives its node."""
 
     def translated(
-        x: Any,
-        weight: Any,
+        x: Value,
+        weight: Value,
         *,
         kernel_shape: Sequence[int],
         strides: Sequence[int],
@@ -510,7 +510,7 @@ def _of_node(translate: Callable[..., Any]) -> Callable[..., Any]:
         group: int,
         output_padding: Sequence[int] | None = None,
         auto_pad: bytes = b"NOTSET",
-    ) -> Any:
+    ) -> Value:
         window = Window(kernel_shape, strides, pads[: len(kernel_shape)], dilations, group)
         return translate(x, weight, window, *([] if output_padding is None else [output_padding]))
 

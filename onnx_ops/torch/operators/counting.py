@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.return_types import mode
 
-from onnx_ops.torch.base.nodes import integers, op
+from onnx_ops.torch.base.nodes import Value, integers, op
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import decomposes, replaces, translates
 from onnx_ops.torch.operators.sizes_as_data import triu_indices
 
 
 @translates(torch.ops.aten.bincount.default)
-def _bincount(self: Any, weights: Any = None, minlength: Any = 0) -> Any:
+def _bincount(self: Value, weights: Value | None = None, minlength: int | Value = 0) -> Value:
     """How often, or with which sum of weights, each of the numbers (N,) occurs; of `minlength` numbers at least."""
     numbers = op.Cast(self, to=ir.DataType.INT64)
     largest = op.ReduceMax(op.Concat(numbers, integers([-1]), axis=0), integers([0]), keepdims=1)
@@ -36,7 +37,7 @@ def _bincount(self: Any, weights: Any = None, minlength: Any = 0) -> Any:
 
 
 @replaces(torch.histc, torch.Tensor.histc)
-def _histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
+def _histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """Between the extremes of the elements where `min` and `max` are equal, as in PyTorch."""
     elements = input.detach().reshape(-1)
     if not elements.is_floating_point() or min != max:
@@ -83,7 +84,7 @@ def _mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
 
 
 @decomposes(torch.ops.aten.repeat_interleave.Tensor)
-def _repeated_places(repeats: Tensor, *, output_size: Any = None) -> Any:
+def _repeated_places(repeats: Tensor, *, output_size: Size | None = None) -> Any:
     """Of a given number of results, each is the first place up to which there are more repeats."""
     if output_size is None:
         return NotImplemented

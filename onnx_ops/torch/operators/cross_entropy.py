@@ -6,11 +6,10 @@ seven passes to write, scale and sum it, and to combine it with the probabilitie
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.base.transforms import within_transforms
@@ -24,13 +23,13 @@ class _CrossEntropy(torch.autograd.Function):
     """From logits (N, C, ...), labels (N, ...) and weights of the samples (N, ...) to their losses (N, ...)."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         logarithms = logits.log_softmax(1)
         ctx.save_for_backward(logits, labels, weights, logarithms)
         return -logarithms.gather(1, labels[:, None])[:, 0] * weights
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
         logits, labels, weights, logarithms = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again
             logarithms = logits.log_softmax(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as functional
@@ -22,8 +22,8 @@ differentiable("CtcLoss", {"log_probs": "CtcLossBackward"}, output="loss")
 def _functional(
     log_probs: Tensor,
     targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
     blank: int = 0,
     reduction: str = "mean",
     zero_infinity: bool = False,
@@ -35,8 +35,8 @@ def _functional(
 def _ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
     blank: int = 0,
     reduction: int = DEFAULT_REDUCTION,
     zero_infinity: bool = False,
@@ -58,6 +58,6 @@ def _ctc_loss(
     return loss if batched else loss.squeeze(0)
 
 
-def _lengths(given: Any) -> Tensor:
+def _lengths(given: Tensor | Sequence[int]) -> Tensor:
     """The lengths of all samples; they may also be given as numbers."""
     return given.reshape(-1) if isinstance(given, Tensor) else tensor(list(given), dtype=torch.int64)

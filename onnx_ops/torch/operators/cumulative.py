@@ -30,7 +30,7 @@ def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Te
     return rows
 
 
-def _running(name: str, kind: Any) -> Callable[..., Any]:
+def _running(name: str, kind: type[tuple[Tensor, ...]]) -> Callable[..., Any]:
     """cummax or cummin; of equal elements the index is that of the last, as in PyTorch."""
 
     def running(input: Tensor, dim: int) -> Any:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
-from onnx_ops.torch.base.nodes import integers, op
+from onnx_ops.torch.base.nodes import Value, integers, op
 from onnx_ops.torch.base.table import decomposes, replaces, translates
 
 aten = torch.ops.aten
@@ -27,7 +26,7 @@ def _diag(input: Tensor, diagonal: int = 0) -> Tensor:
 
 
 @translates(aten.diagonal.default, aten.diagonal_copy.default)
-def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+def _diagonal(x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     """Every (columns + 1)-th element; torch.onnx adds up columns times 0 or 1, which spreads NaN and infinities."""
     rank = len(x.shape)
     last = [dim1 % rank, dim2 % rank]

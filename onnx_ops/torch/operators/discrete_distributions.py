@@ -7,7 +7,6 @@ transformed rejection (Hormann, 1993), as in PyTorch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ PROPOSALS = 16
 
 
 @draws(aten.poisson.default)
-def _poisson(random: Generator, input: Tensor, generator: Any = None) -> Tensor:
+def _poisson(random: Generator, input: Tensor, generator: torch.Generator | None = None) -> Tensor:
     mean = input.double()
     few, many = mean.clamp(max=SMALL), mean.clamp(min=SMALL)
     # p(k) / p(k - 1) = mean / k
@@ -46,7 +45,7 @@ def _poisson(random: Generator, input: Tensor, generator: Any = None) -> Tensor:
 
 
 @draws(aten.binomial.default)
-def _binomial(random: Generator, count: Tensor, prob: Tensor, generator: Any = None) -> Tensor:
+def _binomial(random: Generator, count: Tensor, prob: Tensor, generator: torch.Generator | None = None) -> Tensor:
     n, given = torch.broadcast_tensors(count.double(), prob.double())
     p = torch.minimum(given, 1 - given).clamp(min=0)
     odds = p / (1 - p)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,13 +17,11 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.nn import functional
 
 from onnx_ops.torch.base.requirements import require_size
-from onnx_ops.torch.base.sizes import of_each_axis
+from onnx_ops.torch.base.sizes import Setting, Size, of_each_axis
 from onnx_ops.torch.base.table import replaces
 
-Numbers = int | Sequence[int]
 
-
-def _are_dynamic(weight: Tensor, rank: int, groups: Any, *settings: Numbers | str) -> bool:
+def _are_dynamic(weight: Tensor, rank: int, groups: Size, *settings: Setting | str) -> bool:
     numbers = [number for each in settings if not isinstance(each, str) for number in of_each_axis(each, rank)]
     return any(map(is_symbolic, (groups, *weight.shape[2:], *numbers)))
 
@@ -34,7 +31,12 @@ def _padded(x: Tensor, pads: Sequence[int]) -> Tensor:
 
 
 def _pixels(
-    x: Tensor, kernel: Sequence[int], after: Sequence[Any], stride: Sequence[int], dilation: Sequence[int], groups: Any
+    x: Tensor,
+    kernel: Sequence[int],
+    after: Sequence[Size],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: Size,
 ) -> Tensor:
     """The pixels that each element of a kernel meets, (N, G, C * elements of the kernel, places).
 
@@ -64,7 +66,7 @@ def _pixels(
 
 
 def _convolved(
-    x: Tensor, weight: Tensor, stride: Sequence[int], pads: Sequence[int], dilation: Sequence[int], groups: Any
+    x: Tensor, weight: Tensor, stride: Sequence[int], pads: Sequence[int], dilation: Sequence[int], groups: Size
 ) -> Tensor:
     """For each group a product of its kernel and of the pixels that the kernel meets.
 
@@ -97,7 +99,7 @@ def gradient_of_weight(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-    groups: Any,
+    groups: Size,
 ) -> Tensor:
     """The gradient of a convolution with respect to its weight; of a transposed one with `x` and `grad` exchanged.
 
@@ -126,14 +128,14 @@ def _with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
 
 def _convolution(
     rank: int,
-    original: Any,
+    original: Callable[..., Tensor],
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: Numbers | str = 0,
-    dilation: Numbers = 1,
-    groups: Any = 1,
+    stride: Setting = 1,
+    padding: Setting | str = 0,
+    dilation: Setting = 1,
+    groups: Size = 1,
 ) -> Tensor:
     if not _are_dynamic(weight, rank, groups, stride, padding, dilation):
         return original(input, weight, bias, stride, padding, dilation, groups)
@@ -151,15 +153,15 @@ def _convolution(
 
 def _transposed_convolution(
     rank: int,
-    original: Any,
+    original: Callable[..., Tensor],
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: Numbers = 0,
-    output_padding: Numbers = 0,
-    groups: Any = 1,
-    dilation: Numbers = 1,
+    stride: Setting = 1,
+    padding: Setting = 0,
+    output_padding: Setting = 0,
+    groups: Size = 1,
+    dilation: Setting = 1,
 ) -> Tensor:
     """A convolution of the image with zeros between its pixels, by the mirrored kernel."""
     if not _are_dynamic(weight, rank, groups, stride, padding, output_padding, dilation):
@@ -189,7 +191,7 @@ def convolved(
     dilation: Sequence[int],
     transposed: bool,
     output_padding: Sequence[int],
-    groups: Any,
+    groups: Size,
 ) -> Tensor:
     """As aten.convolution, of a batch without bias."""
     rank = input.dim() - 2

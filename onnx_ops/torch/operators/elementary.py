@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from onnx_ops.torch.base.nodes import number, op
+from onnx_ops.torch.base.nodes import Value, number, op
 from onnx_ops.torch.base.table import decomposes, replaces, translates
 
 aten = torch.ops.aten
@@ -46,7 +46,7 @@ def _power_of_number(self: float, exponent: Tensor) -> Any:
 
 
 @translates(aten.sign.default, aten.sgn.default)
-def _sign(x: Any) -> Any:
+def _sign(x: Value) -> Value:
     """0 of NaN, so that the gradient of an absolute error that is masked is 0; onnxruntime's is NaN."""
     found = op.Sign(x)
     return op.Where(op.IsNaN(x), number(0.0, x), found) if x.dtype.is_floating_point() else found
@@ -55,7 +55,7 @@ def _sign(x: Any) -> Any:
 def _infinite(**signs: int) -> Callable[[Any], Any]:
     """torch.onnx casts float64 to float32, in which numbers above 3.4e38 are infinite."""
 
-    def translated(x: Any) -> Any:
+    def translated(x: Value) -> Value:
         computed = x if x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) else op.Cast(x, to=ir.DataType.FLOAT)
         return op.IsInf(computed, **signs)
 
@@ -84,7 +84,7 @@ translates(aten.log10.default)(_logarithm(10))
 
 
 @translates(aten.log1p.default)
-def _log1p(x: Any) -> Any:
+def _log1p(x: Value) -> Value:
     """log(u) * x / (u - 1) for u = 1 + x, which has the digits of x that u has lost (Kahan)."""
     whole = op.Add(x, number(1.0, x))
     kept = op.Sub(whole, number(1.0, x))
@@ -96,7 +96,7 @@ def _log1p(x: Any) -> Any:
 
 
 @translates(aten.expm1.default)
-def _expm1(x: Any) -> Any:
+def _expm1(x: Value) -> Value:
     """(u - 1) * x / log(u) for u = exp(x), as log1p; u - 1 is exact enough away from 0."""
     power, one = op.Exp(x), number(1.0, x)
     less = op.Sub(power, one)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -11,7 +10,8 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.base.nodes import aclnn
+from onnx_ops.torch.base.nodes import Value, aclnn
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import decomposes, replaces, translates
 
 
@@ -35,7 +35,7 @@ def _embedding(
 
 
 @translates(torch.ops.aten.embedding_dense_backward.default)
-def _backward(grad: Any, indices: Any, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> Any:
+def _backward(grad: Value, indices: Value, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> Value:
     return aclnn.EmbeddingDenseBackward(
         grad,
         indices,
@@ -45,14 +45,14 @@ def _backward(grad: Any, indices: Any, num_weights: int, padding_idx: int, scale
     )
 
 
-def counts(rows: Tensor, size: Any, dtype: torch.dtype) -> Tensor:
+def counts(rows: Tensor, size: Size, dtype: torch.dtype) -> Tensor:
     """How often each row of a table with `size` rows is chosen, for each of the chosen `rows` (N,)."""
     return torch.zeros(size, dtype=dtype).index_add(0, rows, torch.ones_like(rows, dtype=dtype))[rows]
 
 
 @decomposes(torch.ops.aten.embedding_dense_backward.default)
 def _dynamic_backward(
-    grad_output: Tensor, indices: Tensor, num_weights: Any, padding_idx: Any, scale_grad_by_freq: bool
+    grad_output: Tensor, indices: Tensor, num_weights: Size, padding_idx: Size, scale_grad_by_freq: bool
 ) -> Tensor:
     """With a dynamic number of rows, which is no attribute of the op."""
     if not is_symbolic(num_weights):

@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnx_ops.torch.base.nodes import double, op
+from onnx_ops.torch.base.nodes import Value, double, op
 from onnx_ops.torch.base.table import computes_float64, translates
 
 aten = torch.ops.aten
@@ -56,7 +56,7 @@ FAR = (
 )
 
 
-def _ratio(x: Any, numerator: Sequence[float], denominator: Sequence[float]) -> Any:
+def _ratio(x: Value, numerator: Sequence[float], denominator: Sequence[float]) -> Value:
     """A ratio of polynomials; the leading coefficient of the numerator is its last number, the denominator's is 1."""
     over = op.Mul(x, double(numerator[-1]))
     under = x
@@ -70,19 +70,19 @@ SMALL = 0.46875
 """Up to here erf is approximated, from here on erfc."""
 
 
-def _exp_of_square(size: Any, sign: float) -> Any:
+def _exp_of_square(size: Value, sign: float) -> Value:
     """exp(sign * size**2), without the rounding of the square, which the exponential would magnify."""
     rounded = op.Mul(op.Floor(op.Mul(size, double(16.0))), double(1 / 16))  # its square is exact
     rest = op.Mul(op.Sub(size, rounded), op.Add(size, rounded))
     return op.Mul(op.Exp(op.Mul(op.Mul(rounded, rounded), double(sign))), op.Exp(op.Mul(rest, double(sign))))
 
 
-def _erf_of_small(size: Any) -> Any:
+def _erf_of_small(size: Value) -> Value:
     near = op.Min(size, double(SMALL))  # clipped, so that it does not overflow elsewhere
     return op.Mul(near, _ratio(op.Mul(near, near), *NEAR))
 
 
-def _scaled_erfc(size: Any) -> Any:
+def _scaled_erfc(size: Value) -> Value:
     """exp(size**2) * erfc(size) for size >= SMALL."""
     middle = _ratio(op.Clip(size, double(SMALL), double(4.0)), *MIDDLE)
     far = op.Max(size, double(4.0))
@@ -91,7 +91,7 @@ def _scaled_erfc(size: Any) -> Any:
     return op.Where(op.LessOrEqual(size, double(4.0)), middle, op.Div(tail, far))
 
 
-def _erf_parts(x: Any) -> tuple[Any, Any, Any]:
+def _erf_parts(x: Value) -> tuple[Value, Value, Value]:
     """abs(x) <= SMALL, erf(abs(x)) where that is true, and erfc(abs(x)) where it is false."""
     size = op.Abs(x)
     rest = op.Mul(_exp_of_square(op.Min(size, double(30.0)), -1.0), _scaled_erfc(size))
@@ -101,7 +101,7 @@ def _erf_parts(x: Any) -> tuple[Any, Any, Any]:
 def _in_float64(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A function of float64 numbers as one of numbers of any floating dtype."""
 
-    def converted(x: Any) -> Any:
+    def converted(x: Value) -> Value:
         if x.dtype == ir.DataType.DOUBLE:
             return function(x)
         return op.Cast(function(op.Cast(x, to=ir.DataType.DOUBLE)), to=x.dtype)
@@ -110,12 +110,12 @@ def _in_float64(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 @translates(aten.erf.default)
-def _erf(x: Any) -> Any:
+def _erf(x: Value) -> Value:
     return erf_of_doubles(x) if x.dtype == ir.DataType.DOUBLE else op.Erf(x)
 
 
 @computes_float64("Erf")
-def erf_of_doubles(x: Any) -> Any:
+def erf_of_doubles(x: Value) -> Value:
     """The error function of float64 numbers, of which onnxruntime has no kernel."""
     small, inner, rest = _erf_parts(x)
     positive = op.Where(small, inner, op.Sub(double(1.0), rest))
@@ -125,7 +125,7 @@ def erf_of_doubles(x: Any) -> Any:
 
 @translates(aten.erfc.default, aten.special_erfc.default)
 @_in_float64
-def _erfc(x: Any) -> Any:
+def _erfc(x: Value) -> Value:
     """Without the cancellation of 1 - erf(x)."""
     small, inner, rest = _erf_parts(x)
     rest = op.Where(op.Less(x, double(0.0)), op.Sub(double(2.0), rest), rest)
@@ -135,7 +135,7 @@ def _erfc(x: Any) -> Any:
 
 @translates(aten.special_erfcx.default)
 @_in_float64
-def _erfcx(x: Any) -> Any:
+def _erfcx(x: Value) -> Value:
     """exp(x**2) * erfc(x)."""
     size, negative = op.Abs(x), op.Less(x, double(0.0))
     scaled, square = _scaled_erfc(size), _exp_of_square(op.Min(size, double(30.0)), 1.0)

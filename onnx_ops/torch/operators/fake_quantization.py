@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from onnx_ops.torch.base.table import decomposes, provides
 
@@ -224,13 +225,13 @@ class _FakeQuantized(torch.autograd.Function):
     """x, fake-quantized by a function that returns output and mask; the gradient passes where the mask is True."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, quantize: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, quantize: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
         output, mask = quantize(x)
         ctx.save_for_backward(mask)
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
         return grad * ctx.saved_tensors[0], None
 
 
@@ -239,7 +240,7 @@ class _LearnablyQuantized(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         x: Tensor,
         scale: Tensor,
         zero_point: Tensor,
@@ -251,7 +252,7 @@ class _LearnablyQuantized(torch.autograd.Function):
         return output(x, scale, zero_point)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Any, ...]:
         return *ctx.of_grad(grad, *ctx.saved_tensors), None, None
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.pairs import Pair
 from onnx_ops.torch.base.requirements import require_elements
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import on_pairs, replaces, requires
 
 aten = torch.ops.aten
@@ -29,9 +30,6 @@ DIRECT = 32
 """The largest number of elements whose transform is one product."""
 LARGEST_PRIME = 128
 """The largest prime number of elements whose transform is one product."""
-
-Size: TypeAlias = int | torch.SymInt
-
 
 # --- constants --------------------------------------------------------------------------------------------------------
 
@@ -87,7 +85,7 @@ def _times(z: Pair, factor: tuple[Tensor, Tensor]) -> Pair:
     return Pair(z.real * cosine - z.imaginary * sine, z.real * sine + z.imaginary * cosine)
 
 
-def _both(z: Pair | Tensor, function: Any) -> Any:
+def _both(z: Pair | Tensor, function: Callable[[Tensor], Tensor]) -> Any:
     return function(z) if isinstance(z, Tensor) else Pair(function(z.real), function(z.imaginary))
 
 
@@ -207,7 +205,7 @@ def _symbolic_matrix(n: Size, given: Size, kept: Size, sign: int, real: str, dty
 # --- PyTorch's operators ----------------------------------------------------------------------------------------------
 
 
-def _normalized(z: Any, sizes: Sequence[Size], normalization: int) -> Any:
+def _normalized(z: Pair | Tensor, sizes: Sequence[Size], normalization: int) -> Any:
     """Divided by nothing (0), the root of the number of elements (1), or that number (2)."""
     if normalization == 0:
         return z
@@ -360,7 +358,9 @@ def _istft(
 
 
 @replaces(torch.fft.fftfreq)
-def _fftfreq(n: Size, d: float = 1.0, *, dtype: Any = None, device: Any = None, **others: Any) -> Tensor:
+def _fftfreq(
+    n: Size, d: float = 1.0, *, dtype: torch.dtype | None = None, device: torch.types.Device = None, **others: Any
+) -> Tensor:
     """Whole numbers from 0 on, then the negative ones, in units of 1 / (n * d)."""
     if others:
         return torch.fft.fftfreq(n, d, dtype=dtype, device=device, **others)

@@ -6,8 +6,6 @@ The derivatives with respect to the parameters, at fixed random numbers, are PyT
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -39,13 +37,13 @@ def _gamma(random: Generator, alpha: Tensor) -> Tensor:
 
 
 @draws(aten._standard_gamma.default)
-def _standard_gamma(random: Generator, alpha: Tensor, generator: Any = None) -> Tensor:
+def _standard_gamma(random: Generator, alpha: Tensor, generator: torch.Generator | None = None) -> Tensor:
     wide = alpha.to(torch.promote_types(alpha.dtype, torch.float32))
     return _gamma(random, wide).clamp(min=torch.finfo(alpha.dtype).tiny).to(alpha.dtype)
 
 
 @draws(aten._sample_dirichlet.default)
-def _sample_dirichlet(random: Generator, alpha: Tensor, generator: Any = None) -> Tensor:
+def _sample_dirichlet(random: Generator, alpha: Tensor, generator: torch.Generator | None = None) -> Tensor:
     numbers = _gamma(random, alpha.double())
     limits = torch.finfo(alpha.dtype)
     return (numbers / numbers.sum(-1, keepdim=True)).clamp(limits.tiny, 1 - limits.eps / 2).to(alpha.dtype)

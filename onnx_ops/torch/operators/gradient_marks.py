@@ -6,8 +6,6 @@ equal value, such as an output that is reported.
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
 import torch
 from onnx.defs import OpSchema
@@ -17,6 +15,7 @@ from torch import Tensor
 from onnx_ops.core.schema import tensor_types
 from onnx_ops.core.types import FLOATS
 from onnx_ops.torch.base.custom_ops import custom_operator
+from onnx_ops.torch.base.nodes import Value
 
 DOMAIN = "onnx_ops.torch"
 MARK = OpSchema(
@@ -30,7 +29,7 @@ MARK = OpSchema(
 )
 
 
-def _mark(value: Any, parameter: str) -> Any:
+def _mark(value: Value, parameter: str) -> Value:
     return Op(Opset(DOMAIN, 1), MARK.name, MARK)(value, parameter=parameter)
 
 

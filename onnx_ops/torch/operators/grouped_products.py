@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from onnx_ops.torch.base.custom_ops import custom_operator, domain_ops
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.base.nodes import integers, number, op, sizes
+from onnx_ops.torch.base.nodes import Value, integers, number, op, sizes
 from onnx_ops.torch.base.table import replaces
 
 
-def _group(rows: Any, bounds: Any, number: int) -> Any:
+def _group(rows: Value, bounds: Value, number: int) -> Value:
     """The rows of a group; `bounds` has 0, then the end of each group."""
     start, end = (op.Slice(bounds, integers([i]), integers([i + 1]), integers([0])) for i in (number, number + 1))
     return op.Slice(rows, start, end, integers([0]))
 
 
-def _bounds(ends: Any) -> Any:
+def _bounds(ends: Value) -> Value:
     return op.Concat(integers([0]), op.Cast(ends, to=ir.DataType.INT64), axis=0)
 
 
-def _count(ends: Any) -> int:
+def _count(ends: Value) -> int:
     (count,) = sizes(ends)
     if count < 0:
         raise CaptureError("grouped_mm needs a number of groups that is not dynamic; let dynamic_shapes not name it")
     return count
 
 
-def _rows_nodes(rows: Any, matrices: Any, ends: Any) -> Any:
+def _rows_nodes(rows: Value, matrices: Value, ends: Value) -> Value:
     bounds, count = _bounds(ends), _count(ends)
     chosen = [op.Gather(matrices, op.Constant(value_int=i), axis=0) for i in range(count)]
     products = [op.MatMul(_group(rows, bounds, i), matrix) for i, matrix in enumerate(chosen)]
@@ -42,7 +41,7 @@ def _rows_nodes(rows: Any, matrices: Any, ends: Any) -> Any:
     return op.Concat(*products, zeros, axis=0)
 
 
-def _matrices_nodes(left: Any, right: Any, ends: Any) -> Any:
+def _matrices_nodes(left: Value, right: Value, ends: Value) -> Value:
     bounds, count = _bounds(ends), _count(ends)
     products = [
         op.MatMul(op.Transpose(_group(left, bounds, i), perm=[1, 0]), _group(right, bounds, i)) for i in range(count)
@@ -70,11 +69,11 @@ def _split(rows: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
     return rows.tensor_split(ends.to("cpu", torch.int64))
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def _save(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _rows_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _rows_gradient(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
     rows, matrices, ends = ctx.saved_tensors
     by_rows, by_matrices, _ = ctx.needs_input_grad
     return (
@@ -84,7 +83,7 @@ def _rows_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-def _matrices_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _matrices_gradient(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
     left, right, ends = ctx.saved_tensors
     by_left, by_right, _ = ctx.needs_input_grad
     return (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -11,7 +9,7 @@ from onnx_ir.tensor_adapters import from_torch_dtype
 from torch import Tensor
 
 from onnx_ops.torch.base.custom_ops import differentiable, domain_ops
-from onnx_ops.torch.base.nodes import aclnn, number, op
+from onnx_ops.torch.base.nodes import Value, aclnn, number, op
 from onnx_ops.torch.base.table import replaces, translates
 
 differentiable("Hardshrink", {"self": "HardshrinkBackward"}, formula=torch.ops.aten.hardshrink.default)
@@ -24,7 +22,7 @@ def _attribute(lambd: float, dtype: ir.DataType) -> float | None:
 
 
 @translates(torch.ops.aten.hardshrink_backward.default)
-def _backward(grad: Any, self: Any, lambd: float) -> Any:
+def _backward(grad: Value, self: Value, lambd: float) -> Value:
     limit = _attribute(lambd, self.dtype)
     if limit is None:
         return op.Where(op.LessOrEqual(op.Abs(self), number(lambd, self)), number(0.0, self), grad)

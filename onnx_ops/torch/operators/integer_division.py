@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from onnx_ops.torch.base.nodes import op
+from onnx_ops.torch.base.nodes import Value, op
+from onnx_ops.torch.base.sizes import Number
 from onnx_ops.torch.base.table import checks
 
 aten = torch.ops.aten
@@ -26,11 +27,11 @@ Compute = Callable[[Any, Any], Any]
 def _of_integers(compute: Compute) -> Compute:
     """Of integers or values of the graph, at least one of these: in int32 or int64, as Div takes no shorter ones."""
 
-    def computed(self: Any, other: Any) -> Any:
-        kind = (other if isinstance(self, int) else self).dtype
+    def computed(self: int | Value, other: int | Value) -> Value:
+        kind = next(given.dtype for given in (self, other) if not isinstance(given, int))
         wide = INT32 if kind == INT32 or kind.bitwidth < 32 else INT64
 
-        def widened(value: Any) -> Any:
+        def widened(value: int | Value) -> Value:
             if isinstance(value, int):
                 return op.Constant(value=ir.tensor(value, dtype=wide))
             return value if value.dtype == wide else op.Cast(value, to=wide)
@@ -48,13 +49,13 @@ def _of_integers(compute: Compute) -> Compute:
 
 
 @_of_integers
-def truncated(self: Any, other: Any) -> Any:
+def truncated(self: int | Value, other: int | Value) -> Value:
     """A quotient rounded towards 0."""
     return op.Div(self, other)
 
 
 @_of_integers
-def floored(self: Any, other: Any) -> Any:
+def floored(self: int | Value, other: int | Value) -> Value:
     """A quotient rounded down."""
     quotient, zero = op.Div(self, other), op.CastLike(0, self)
     rest = op.Sub(self, op.Mul(quotient, other))
@@ -63,13 +64,13 @@ def floored(self: Any, other: Any) -> Any:
 
 
 @_of_integers
-def remainder(self: Any, other: Any) -> Any:
+def remainder(self: int | Value, other: int | Value) -> Value:
     """What a quotient rounded down leaves, with the sign of the divisor."""
     return op.Mod(self, other)
 
 
 @_of_integers
-def remainder_of_truncated(self: Any, other: Any) -> Any:
+def remainder_of_truncated(self: int | Value, other: int | Value) -> Value:
     """What a quotient rounded towards 0 leaves, with the sign of the dividend."""
     return op.Sub(self, op.Mul(op.Div(self, other), other))
 
@@ -87,7 +88,9 @@ DIVISIONS = {
 
 
 @checks(*(getattr(operator, overload) for operator, overloads in DIVISIONS.items() for overload in overloads))
-def _zeros(self: Any, other: Any, *, rounding_mode: str | None = "floor") -> tuple[Tensor, str] | None:
+def _zeros(
+    self: Tensor | Number, other: Tensor | Number, *, rounding_mode: str | None = "floor"
+) -> tuple[Tensor, str] | None:
     """How many divisors of integers are 0, if the result has elements; None if it is certain that none is."""
     given = [each for each in (self, other) if isinstance(each, Tensor)]
     whole = all(not tensor.is_floating_point() and not tensor.is_complex() for tensor in given)

@@ -6,23 +6,18 @@ Trainers refuse it too, where `onnx_ops.torch.indices` finds that the labels are
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numpy as np
-import onnx_ir as ir
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from onnx_ops.torch.base.custom_ops import custom_operator, domain_ops
-from onnx_ops.torch.base.nodes import op
+from onnx_ops.torch.base.nodes import Value, integer, op
 from onnx_ops.torch.base.table import replaces
 
 
-def _clipped(target: Any, classes: Any, ignore_index: int | None = None) -> Any:
-    first = op.Constant(value=ir.tensor(np.array(0)))
-    last = op.Constant(value=ir.tensor(np.array(classes - 1))) if isinstance(classes, int) else op.Sub(classes, 1)
-    return op.Clip(target, first, last)
+def _clipped(target: Value, classes: int | Value, ignore_index: int | None = None) -> Value:
+    return op.Clip(target, integer(0), integer(classes - 1) if isinstance(classes, int) else op.Sub(classes, 1))
 
 
 @custom_operator(_clipped)

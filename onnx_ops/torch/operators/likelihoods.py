@@ -7,11 +7,13 @@ total_weight, which the gradient divides by.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch._ops import OpOverload
 
 from onnx_ops.torch.base.table import decomposes, replaces
 from onnx_ops.torch.operators.labels import known_or_ignored, scaled
@@ -19,7 +21,7 @@ from onnx_ops.torch.operators.labels import known_or_ignored, scaled
 aten = torch.ops.aten
 
 
-def _forward(operator: Any) -> Any:
+def _forward(operator: OpOverload) -> Callable[..., Any]:
     taken_apart = torch._decomp.decomposition_table[operator]
 
     def forward(
@@ -32,7 +34,7 @@ def _forward(operator: Any) -> Any:
     return forward
 
 
-def _backward(operator: Any) -> Any:
+def _backward(operator: OpOverload) -> Callable[..., Any]:
     taken_apart = torch._decomp.decomposition_table[operator]
 
     def backward(

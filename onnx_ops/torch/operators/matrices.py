@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from onnx_ops.torch.base.nodes import integers, op
+from onnx_ops.torch.base.nodes import Value, integers, op
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import decomposes, replaces, translates
 
 
 @translates(torch.ops.aten.mv.default)
-def _mv(matrix: Any, vector: Any) -> Any:
+def _mv(matrix: Value, vector: Value) -> Value:
     """With a column: onnxruntime fuses a Transpose into a MatMul with a vector, and then gives wrong numbers."""
     column = op.MatMul(matrix, op.Unsqueeze(vector, integers([1])))
     return op.Squeeze(column, integers([1]))
@@ -27,7 +28,7 @@ def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 @replaces(torch.linalg.vander)
-def _powers(x: Tensor, *, N: Any = None) -> Tensor:
+def _powers(x: Tensor, *, N: Size | None = None) -> Tensor:
     """The powers (..., n, N) of vectors (..., n), in ascending order."""
     x = x if x.dim() else x.view(1)
     return x.unsqueeze(-1) ** torch.arange(x.shape[-1] if N is None else N)

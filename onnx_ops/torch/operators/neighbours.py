@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, is_symbolic, statically_known_true
 
+from onnx_ops.torch.base.sizes import Number, Size
 from onnx_ops.torch.base.table import decomposes, replaces
 
 
 @decomposes(torch.ops.aten.roll.default)
-def _roll(self: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
+def _roll(self: Tensor, shifts: Sequence[Size], dims: Sequence[int] = ()) -> Any:
     """The translation of torch.onnx takes shifts modulo the size, and so none of 0, and numbers alone."""
     sizes = [self.shape[dim] for dim in dims] if dims else list(self.shape)
     if not any(map(is_symbolic, shifts)) and all(statically_known_true(size >= 1) for size in sizes):
@@ -48,7 +49,7 @@ def _neighbours(rows: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 def _integral(function: Callable[..., Tensor], add: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """An integral by trapezoids, which `add` adds up, of a number of elements that may depend on data."""
 
-    def integral(y: Tensor, x: Tensor | None = None, *, dx: Any = 1, dim: int = -1) -> Tensor:
+    def integral(y: Tensor, x: Tensor | None = None, *, dx: Number = 1, dim: int = -1) -> Tensor:
         if not free_unbacked_symbols(y.shape[dim]):
             return function(y, dx=dx, dim=dim) if x is None else function(y, x, dim=dim)
         before, after = _neighbours(y, dim)
@@ -67,7 +68,13 @@ replaces(torch.cumulative_trapezoid)(_integral(torch.cumulative_trapezoid, torch
 
 
 @replaces(torch.gradient)
-def _gradient(input: Tensor, *, spacing: Any = 1.0, dim: Any = None, edge_order: int = 1) -> Any:
+def _gradient(
+    input: Tensor,
+    *,
+    spacing: Number | Tensor | Sequence[Number | Tensor] = 1.0,
+    dim: int | Sequence[int] | None = None,
+    edge_order: int = 1,
+) -> Any:
     """Slopes of tensors with a dynamic size, of which PyTorch's own function makes numbers."""
     if not any(map(is_symbolic, input.shape)):
         return torch.gradient(input, spacing=spacing, dim=dim, edge_order=edge_order)
@@ -79,7 +86,7 @@ def _gradient(input: Tensor, *, spacing: Any = 1.0, dim: Any = None, edge_order:
     )
 
 
-def _slopes(rows: Tensor, spacing: Any, edge_order: int) -> Tensor:
+def _slopes(rows: Tensor, spacing: Number | Tensor, edge_order: int) -> Tensor:
     """Those of second order along the first axis, and at the ends of first or second order.
 
     Args:

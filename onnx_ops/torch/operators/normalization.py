@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from onnx_ops.torch.base.nodes import aclnn, double, integers, op
+from onnx_ops.torch.base.nodes import Value, aclnn, double, integers, op
 from onnx_ops.torch.base.sizes import may_be_zero
 from onnx_ops.torch.base.table import computes_float64, decomposed_by_pytorch, decomposes, replaces, translates
 from onnx_ops.torch.base.transforms import within_transforms
@@ -40,35 +40,35 @@ def _with_dynamic_shape(grad_out: Tensor, input: Tensor, normalized_shape: Seque
 
 @translates(aten.native_layer_norm_backward.default)
 def _layer_norm_backward(
-    grad_out: Any,
-    input: Any,
+    grad_out: Value,
+    input: Value,
     normalized_shape: Sequence[int],
-    mean: Any,
-    rstd: Any,
-    weight: Any,
-    bias: Any,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    bias: Value | None,
     output_mask: Sequence[bool],
-) -> tuple[Any, ...]:
+) -> tuple[Value, ...]:
     return aclnn.LayerNormBackward(grad_out, input, mean, rstd, weight, normalized_shape=list(normalized_shape))
 
 
 @translates(aten.native_group_norm_backward.default)
 def _group_norm_backward(
-    grad_out: Any,
-    input: Any,
-    mean: Any,
-    rstd: Any,
-    weight: Any,
-    samples: Any,
-    channels: Any,
-    places: Any,
+    grad_out: Value,
+    input: Value,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    samples: int | Value,
+    channels: int | Value,
+    places: int | Value,
     group: int,
     output_mask: Sequence[bool],
-) -> tuple[Any, ...]:
+) -> tuple[Value, ...]:
     return aclnn.GroupNormBackward(grad_out, input, mean, rstd, weight, group=group)
 
 
-def _moments(x: Any, axes: list[int]) -> tuple[Any, Any, Any]:
+def _moments(x: Value, axes: list[int]) -> tuple[Value, Value, Value]:
     """The mean of a tensor along axes, its difference from that, and its variance."""
     mean = op.ReduceMean(x, integers(axes))
     centered = op.Sub(x, mean)
@@ -76,7 +76,7 @@ def _moments(x: Any, axes: list[int]) -> tuple[Any, Any, Any]:
 
 
 @computes_float64("InstanceNormalization")
-def _of_instances(x: Any, scale: Any, bias: Any, epsilon: float = 1e-5) -> Any:
+def _of_instances(x: Value, scale: Value, bias: Value, epsilon: float = 1e-5) -> Value:
     axes = list(range(2, len(x.shape)))
     _, centered, variance = _moments(x, axes)
     normal = op.Div(centered, op.Sqrt(op.Add(variance, double(epsilon))))
@@ -86,8 +86,8 @@ def _of_instances(x: Any, scale: Any, bias: Any, epsilon: float = 1e-5) -> Any:
 
 @computes_float64("LayerNormalization")
 def _of_layers(
-    x: Any, scale: Any, bias: Any = None, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
-) -> tuple[Any, Any, Any]:
+    x: Value, scale: Value, bias: Value | None = None, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> tuple[Value, Value, Value]:
     mean, centered, variance = _moments(x, list(range(axis % len(x.shape), len(x.shape))))
     inverse = op.Reciprocal(op.Sqrt(op.Add(variance, double(epsilon))))
     scaled = op.Mul(op.Mul(centered, inverse), scale)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
@@ -29,7 +28,7 @@ def _numpy(input: torch.Tensor, *, force: bool = False) -> np.ndarray:
 
 
 @replaces(torch.Tensor.__array__)
-def _array(input: torch.Tensor, dtype: Any = None) -> np.ndarray:
+def _array(input: torch.Tensor, dtype: npt.DTypeLike | None = None) -> np.ndarray:
     return np.asarray(_numpy(input), dtype)
 
 

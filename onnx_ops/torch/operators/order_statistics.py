@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.return_types import kthvalue, median, nanmedian
 
 from onnx_ops.torch.base.requirements import require_elements
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import replaces
 
 
 @replaces(torch.kthvalue, torch.Tensor.kthvalue)
-def _kthvalue(input: Tensor, k: Any, dim: int = -1, keepdim: bool = False) -> Any:
+def _kthvalue(input: Tensor, k: Size, dim: int = -1, keepdim: bool = False) -> Any:
     if not input.dim():
         return kthvalue(tuple(part.view(()) for part in _kthvalue(input.view(1), k, dim, keepdim)))
     values, indices = input.sort(dim)
@@ -31,14 +33,14 @@ class _MedianOfAll(torch.autograd.Function):
     """The lower median of the elements of a vector, whose gradient elements that are equal to it share."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, without_nan: bool) -> Tensor:
+    def forward(ctx: FunctionCtx, input: Tensor, without_nan: bool) -> Tensor:
         given = torch.cat([input, input.new_full((1,), math.nan)]) if without_nan else input  # NaN of no elements
         found = _median_along(given, 0, without_nan)[0].squeeze(0)
         ctx.save_for_backward(input, found)
         return found
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
         input, found = ctx.saved_tensors
         chosen = (input == found) | (found.isnan() & input.isnan())
         return torch.where(chosen, grads[0] / chosen.sum(), 0.0), None
@@ -87,19 +89,21 @@ def _medians(input: Tensor, dim: int | None, keepdim: bool, without_nan: bool) -
 
 @replaces(torch.quantile, torch.Tensor.quantile)
 def _quantile(
-    input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+    input: Tensor, q: float | Tensor, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
 ) -> Tensor:
     return _quantiles(input, q, dim, keepdim, interpolation, without_nan=False)
 
 
 @replaces(torch.nanquantile, torch.Tensor.nanquantile)
 def _nanquantile(
-    input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+    input: Tensor, q: float | Tensor, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
 ) -> Tensor:
     return _quantiles(input, q, dim, keepdim, interpolation, without_nan=True)
 
 
-def _quantiles(input: Tensor, q: Any, dim: int | None, keepdim: bool, interpolation: str, without_nan: bool) -> Tensor:
+def _quantiles(
+    input: Tensor, q: float | Tensor, dim: int | None, keepdim: bool, interpolation: str, without_nan: bool
+) -> Tensor:
     """PyTorch's own quantile is limited to tensors of 2**24 elements, which restricts a dynamic size."""
     if not any(map(is_symbolic, input.shape)) or not input.dim():
         function = torch.nanquantile if without_nan else torch.quantile

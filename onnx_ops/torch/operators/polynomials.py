@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from onnx_ops.torch.base.custom_ops import custom_operator
-from onnx_ops.torch.base.nodes import double, op
+from onnx_ops.torch.base.nodes import Value, double, op
 
 
-def _nodes(self: Any, coefficients: Sequence[float]) -> Any:
+def _nodes(self: Value, coefficients: Sequence[float]) -> Value:
     *rest, found = map(double, coefficients)
     for coefficient in reversed(rest):
         found = op.Add(op.Mul(found, self), coefficient)

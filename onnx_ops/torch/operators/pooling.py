@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic, statically_known_true
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.base.nodes import Extent, aclnn, double, integers, op, replace_node, taps
-from onnx_ops.torch.base.sizes import of_each_axis
+from onnx_ops.torch.base.nodes import Extent, Value, aclnn, double, integers, op, replace_node, taps
+from onnx_ops.torch.base.sizes import Setting, Size, of_each_axis
 from onnx_ops.torch.base.table import computes_float64, decomposes, replaces, rewrites, translates
 from onnx_ops.torch.operators.along_axis import WIDTH, along_axis, matrix_of, resampled
 
@@ -28,12 +28,14 @@ aten = torch.ops.aten
 AVERAGE_POOLS = (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)
 
 
-def _steps(stride: Any, kernel: list[int]) -> list[int]:
+def _steps(stride: Setting | None, kernel: list[int]) -> list[int]:
     """The strides of windows, which are their sizes unless given."""
     return kernel if stride is None or stride in ((), []) else of_each_axis(stride, len(kernel))
 
 
-def _covered(x: Tensor, rank: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any = 1) -> list[int] | None:
+def _covered(
+    x: Tensor, rank: int, kernel_size: Setting, stride: Setting | None, padding: Setting, dilation: Setting = 1
+) -> list[int] | None:
     """The axes of which one window is the whole, if no other axis is pooled and the size of a window is dynamic.
 
     As in `avg_pool2d(x, x.shape[2:])`: an operator's attribute cannot be a dynamic size.
@@ -71,25 +73,25 @@ def _of_rank(rank: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
         return {"kernel_size": kernel, **dict(zip(names, others, strict=True)), "ceil_mode": int(ceil_mode)}
 
     def max_pool(
-        self: Any,
+        self: Value,
         kernel_size: Sequence[int],
         stride: Sequence[int] = (),
         padding: Sequence[int] = (0,),
         dilation: Sequence[int] = (1,),
         ceil_mode: bool = False,
-    ) -> Any:
+    ) -> Sequence[Value]:
         return aclnn.MaxPool2dWithIndices(self, **attributes(kernel_size, stride, padding, dilation, ceil_mode))
 
     def max_pool_backward(
-        grad: Any,
-        self: Any,
+        grad: Value,
+        self: Value,
         kernel_size: Sequence[int],
         stride: Sequence[int],
         padding: Sequence[int],
         dilation: Sequence[int],
         ceil_mode: bool,
-        indices: Any,
-    ) -> Any:
+        indices: Value,
+    ) -> Value:
         given = attributes(kernel_size, stride, padding, dilation, ceil_mode)
         return aclnn.MaxPool2dWithIndicesBackward(grad, self, indices, **given)
 
@@ -124,7 +126,7 @@ def _without_indices(node: ir.Node) -> None:
 
 @computes_float64("AveragePool")
 def _average_pool_node(
-    x: Any,
+    x: Value,
     kernel_shape: Sequence[int],
     strides: Sequence[int] = (),
     pads: Sequence[int] = (),
@@ -132,7 +134,7 @@ def _average_pool_node(
     count_include_pad: int = 0,
     ceil_mode: int = 0,
     auto_pad: bytes = b"NOTSET",
-) -> Any:
+) -> Value:
     """The mean over the taps of a window."""
     rank = len(kernel_shape)
     if ceil_mode or auto_pad != b"NOTSET":
@@ -142,7 +144,7 @@ def _average_pool_node(
     axes = list(range(2, 2 + rank))
     padding = op.Concat(before, after, axis=0)
 
-    def total(padded: Any) -> Any:
+    def total(padded: Value) -> Value:
         windows = Extent(integers([]))  # as many as fit
         terms = list(taps(padded, axes, kernel_shape, strides, dilations, windows))
         return functools.reduce(op.Add, terms)
@@ -155,10 +157,10 @@ def _average_pool_node(
 def _maximum(
     rank: int,
     input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
+    kernel_size: Setting,
+    stride: Setting | None = None,
+    padding: Setting = 0,
+    dilation: Setting = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
@@ -176,10 +178,10 @@ replaces(torch.max_pool3d, functional.max_pool3d)(functools.partial(_maximum, 3)
 @replaces(torch.max_pool1d, functional.max_pool1d)
 def _max_pool_of_lines(
     input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
+    kernel_size: Setting,
+    stride: Setting | None = None,
+    padding: Setting = 0,
+    dilation: Setting = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
@@ -215,7 +217,7 @@ def _averaging(
     return along
 
 
-def _shares(first: Tensor, end: Tensor, size: Any, shared: Tensor | int) -> Tensor:
+def _shares(first: Tensor, end: Tensor, size: Size, shared: Tensor | int) -> Tensor:
     """The matrix (windows, size) that divides the sum over first <= i < end of each window by `shared`."""
     places = torch.arange(size)
     seen = (places >= first.unsqueeze(1)) & (places < end.unsqueeze(1))
@@ -223,7 +225,7 @@ def _shares(first: Tensor, end: Tensor, size: Any, shared: Tensor | int) -> Tens
 
 
 def _averages(
-    kernel: int, stride: int, padding: int, after: Any, size: Any, count_include_pad: bool, divided: bool
+    kernel: int, stride: int, padding: int, after: Size, size: Size, count_include_pad: bool, divided: bool
 ) -> Tensor:
     """The matrix (after, size) of an average pool along an axis of dynamic size."""
     whole = torch.arange(size)[-1:] + 1  # the size, as a number of the graph
@@ -234,7 +236,7 @@ def _averages(
     return _shares(first, inside, size, counted.unsqueeze(1) if divided else 1)
 
 
-def _adaptive_windows(after: Any, size: Any) -> tuple[Tensor, Tensor]:
+def _adaptive_windows(after: Size, size: Size) -> tuple[Tensor, Tensor]:
     """The first element of each window of an adaptive pool along an axis, and the end."""
     order = torch.arange(after)
     whole, count = torch.arange(size)[-1:] + 1, order[-1:] + 1
@@ -242,14 +244,14 @@ def _adaptive_windows(after: Any, size: Any) -> tuple[Tensor, Tensor]:
     return first, torch.div((order + 1) * whole + count - 1, count, rounding_mode="floor")
 
 
-def _widest(after: Any, size: Any) -> Any:
+def _widest(after: Size, size: Size) -> Size:
     """The number of elements of the largest window of an adaptive pool; of dynamic sizes a bound on it."""
     if is_symbolic(after) or is_symbolic(size):
         return size // torch.sym_max(after, 1) + 2
     return max(-(-(i + 1) * size // after) - i * size // after for i in range(after))
 
 
-def _adaptive_averages(after: Any, size: Any) -> Tensor:
+def _adaptive_averages(after: Size, size: Size) -> Tensor:
     first, end = _adaptive_windows(after, size)
     return _shares(first, end, size, (end - first).unsqueeze(1))
 
@@ -258,9 +260,9 @@ def _average_pool(
     rank: int,
     operator: Callable[..., Tensor],
     input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
+    kernel_size: Setting,
+    stride: Setting | None = None,
+    padding: Setting = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
@@ -275,7 +277,7 @@ def _average_pool(
     steps = _steps(stride, kernel)
     along = _averaging(kernel, steps, of_each_axis(padding, rank), ceil_mode, count_include_pad, divisor_override)
 
-    def dynamic(size: Any, axis: int) -> Tensor:
+    def dynamic(size: Size, axis: int) -> Tensor:
         k, s, p = kernel[axis], steps[axis], of_each_axis(padding, rank)[axis]
         after = (size + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
         if ceil_mode:  # a window begins within the image, or the rim before it
@@ -326,12 +328,12 @@ def _repeated(grad: Tensor, times: Sequence[int]) -> Tensor:
     return grad.reshape(apart).expand(repeated).reshape(merged)
 
 
-def _sizes_after(x: Tensor, output_size: Any, rank: int) -> list[Any]:
+def _sizes_after(x: Tensor, output_size: Size | Sequence[Size | None], rank: int) -> list[Size]:
     wanted = zip(of_each_axis(output_size, rank), x.shape[-rank:], strict=True)
     return [size if n is None else n if is_symbolic(n) else int(n) for n, size in wanted]
 
 
-def _apart(x: Tensor, after: Sequence[Any]) -> list[int] | None:
+def _apart(x: Tensor, after: Sequence[Size]) -> list[int] | None:
     """The kernel size if all windows are known to have one size and not to overlap."""
     before = x.shape[-len(after) :]
     if any(map(is_symbolic, (*before, *after))) or any(size % n for size, n in zip(before, after, strict=True)):
@@ -339,7 +341,7 @@ def _apart(x: Tensor, after: Sequence[Any]) -> list[int] | None:
     return [size // n for size, n in zip(before, after, strict=True)]
 
 
-def _adaptive_average_pool(rank: int, input: Tensor, output_size: Any) -> Tensor:
+def _adaptive_average_pool(rank: int, input: Tensor, output_size: Size | Sequence[Size | None]) -> Tensor:
     after = _sizes_after(input, output_size, rank)
     if all(not is_symbolic(n) and n == 1 for n in after):
         return input.mean(tuple(range(-rank, 0)), keepdim=True)
@@ -354,13 +356,15 @@ def _adaptive_average_pool(rank: int, input: Tensor, output_size: Any) -> Tensor
     def along(image: Tensor, axis: int) -> Tensor:
         return aten._adaptive_avg_pool2d(image, [after[axis], WIDTH])
 
-    def dynamic(size: Any, axis: int) -> Tensor | None:
+    def dynamic(size: Size, axis: int) -> Tensor | None:
         return None if statically_known_true(after[axis] == size) else _adaptive_averages(after[axis], size)
 
     return resampled(input, along, rank, dynamic, after)
 
 
-def _adaptive_max_pool(rank: int, input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+def _adaptive_max_pool(
+    rank: int, input: Tensor, output_size: Size | Sequence[Size | None], return_indices: bool = False
+) -> Any:
     """The maximum along one axis after the other, which finds the first of equal elements, as PyTorch does."""
     after = _sizes_after(input, output_size, rank)
     kernel = _apart(input, after)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onnx_ops.torch.base.custom_ops import domain_ops
-from onnx_ops.torch.base.nodes import aclnn, double, op
+from onnx_ops.torch.base.nodes import Value, aclnn, double, op
 from onnx_ops.torch.base.table import decomposes, draws, rewrites, translates
 
 aten = torch.ops.aten
@@ -76,7 +76,7 @@ def _native_dropout(random: Generator, input: Tensor, p: float, train: bool | No
 
 
 @translates(aten.native_dropout_backward.default)
-def _native_dropout_backward(grad: Any, mask: Any, scale: float) -> Any:
+def _native_dropout_backward(grad: Value, mask: Value, scale: float) -> Value:
     if grad.dtype is ir.DataType.DOUBLE:  # the attribute of the node is a float32
         return op.Where(mask, op.Mul(grad, double(scale)), double(0.0))
     return aclnn.DropoutBackward(grad, mask, scale=scale)
@@ -160,7 +160,7 @@ def _normal(
 
 
 @draws(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
-def _normal_of_tensors(random: Generator, mean: Any, std: Any = 1.0, **rest: Any) -> Tensor:
+def _normal_of_tensors(random: Generator, mean: Tensor | float, std: Tensor | float = 1.0, **rest: Any) -> Tensor:
     given = [value for value in (mean, std) if isinstance(value, Tensor)]
     return mean + std * random.normal(torch.broadcast_shapes(*(value.shape for value in given)), given[0].dtype)
 
@@ -253,7 +253,7 @@ def _rrelu(
     lower: float = 1 / 8,
     upper: float = 1 / 3,
     training: bool = False,
-    generator: Any = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """With another slope for each negative number, which PyTorch returns in `noise` for the backward pass."""
     slopes = lower + (upper - lower) * random.uniform(self.shape, self.dtype)

@@ -7,18 +7,19 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.loops import scan
-from onnx_ops.torch.base.nodes import integers, number, op
+from onnx_ops.torch.base.nodes import Value, integers, number, op
 
 
-def _nodes(factors: Any, terms: Any, backwards: bool) -> Any:
+def _nodes(factors: Value, terms: Value, backwards: bool) -> Value:
     start = op.Expand(number(0.0, terms), op.Shape(terms, start=1))
     start = op.Unsqueeze(start, integers([0]))
     start.dtype, start.shape = terms.dtype, ir.Shape([1, *terms.shape[1:]])
 
-    def step(before: Any, factor: Any, term: Any) -> tuple[Any, Any]:
+    def step(before: Value, factor: Value, term: Value) -> tuple[Value, Value]:
         after = op.Add(op.Mul(factor, before), term)
         return after, after
 
@@ -39,7 +40,7 @@ def recurrence(factors: Tensor, terms: Tensor, backwards: bool) -> Tensor:
     return torch.stack(rows[::-1] if backwards else rows)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _setup(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
     factors, _, ctx.backwards = inputs
     ctx.save_for_backward(factors, output)
 
@@ -50,7 +51,7 @@ def _before(rows: Tensor, backwards: bool, fill: float) -> Tensor:
     return torch.cat([rows[1:], filled] if backwards else [filled, rows[:-1]])
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
     factors, found = ctx.saved_tensors
     by_terms = recurrence(_before(factors, not ctx.backwards, 1.0), grad, not ctx.backwards)
     return by_terms * _before(found, ctx.backwards, 0.0), by_terms, None

@@ -13,9 +13,9 @@ from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.torch.base.nodes import integers, is_standard, number, op
+from onnx_ops.torch.base.nodes import Value, integers, is_standard, number, op
 from onnx_ops.torch.base.requirements import require_elements
-from onnx_ops.torch.base.sizes import may_be_empty, may_be_zero
+from onnx_ops.torch.base.sizes import Size, may_be_empty, may_be_zero
 from onnx_ops.torch.base.table import decomposes, replaces, requires, translates
 from onnx_ops.torch.operators.recurrences import dtype_of_products, running_products
 
@@ -24,7 +24,12 @@ aten = torch.ops.aten
 
 @decomposes(aten.linalg_vector_norm.default)
 def _vector_norm(
-    self: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    self: Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Any:
     """onnxruntime has no float64 ReduceL2, and torch.onnx keeps no dimensions of a norm over all of them."""
     if self.dtype is torch.float64:
@@ -47,7 +52,7 @@ def _mean(self: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dty
     return aten.mean.dim(self, list(range(self.dim())), keepdim, dtype=dtype)
 
 
-def _count(sizes: Sequence[int | torch.SymInt], dtype: torch.dtype) -> Tensor:
+def _count(sizes: Sequence[Size], dtype: torch.dtype) -> Tensor:
     """The number of elements; 0 where a size that is computed, such as that of x[1:], is below 0."""
     return math.prod(torch.full((), size, dtype=dtype).clamp_min(0) for size in sizes)
 
@@ -111,12 +116,12 @@ def _deviation(self: Tensor, dim: Sequence[int] | None = None, **options: Any) -
 
 
 @translates(aten.sum.default)
-def _sum(x: Any, dtype: int = -1) -> Any:
+def _sum(x: Value, dtype: int = -1) -> Value:
     return _sum_along(x, None, dtype=dtype)
 
 
 @translates(aten.sum.dim_IntList)
-def _sum_along(x: Any, dim: Sequence[int] | None, keepdim: bool = False, dtype: int = -1) -> Any:
+def _sum_along(x: Value, dim: Sequence[int] | None, keepdim: bool = False, dtype: int = -1) -> Value:
     """Integers are added up as int64 and wrap around; onnxruntime's ReduceSum adds them up as float64."""
     kind = x.dtype if dtype == -1 else ir.DataType(dtype)
     if not kind.is_floating_point():
@@ -135,7 +140,7 @@ def _sum_along(x: Any, dim: Sequence[int] | None, keepdim: bool = False, dtype: 
     return found if dtype in (-1, kind) else op.Cast(found, to=dtype)
 
 
-def _may_be_large(x: Any) -> bool:
+def _may_be_large(x: Value) -> bool:
     """Whether sums of these integers may have more digits than a float64."""
     producer = x.producer()
     if producer is not None and is_standard(producer, "Cast"):
@@ -143,7 +148,7 @@ def _may_be_large(x: Any) -> bool:
     return x.dtype is None or x.dtype.bitwidth == 64
 
 
-def _wrapping_sum(x: Any, axes: Sequence[int], rank: int) -> Any:
+def _wrapping_sum(x: Value, axes: Sequence[int], rank: int) -> Value:
     """Sums of int64 along axes, which are no longer there, as products with vectors of ones."""
     sizes = op.Shape(x)
     for axis in reversed(axes):
@@ -169,24 +174,24 @@ def _requires_elements(self: Tensor, dim: int | Sequence[int] | None = None, *_:
     require_elements(self, [dim] if isinstance(dim, int) else dim or None)
 
 
-def _any_nan(x: Any, axes: Any, keepdims: int) -> tuple[Any, Any]:
+def _any_nan(x: Value, axes: Value | None, keepdims: int) -> tuple[Value, Value]:
     """Where x is NaN, as uint8, and whether it is anywhere along the axes; onnxruntime's extremes ignore NaN."""
     isnan = op.Cast(op.IsNaN(x), to=ir.DataType.UINT8)
     return isnan, op.Cast(op.ReduceMax(isnan, axes, keepdims=keepdims), to=ir.DataType.BOOL)
 
 
 @translates(aten.any.default)
-def _any(x: Any) -> Any:
+def _any(x: Value) -> Value:
     return _any_along(x, None)
 
 
 @translates(aten.any.dim)
-def _any_dim(x: Any, dim: int, keepdim: bool = False) -> Any:
+def _any_dim(x: Value, dim: int, keepdim: bool = False) -> Value:
     return _any_along(x, [dim], keepdim)
 
 
 @translates(aten.any.dims)
-def _any_along(x: Any, dim: Sequence[int] | None, keepdim: bool = False) -> Any:
+def _any_along(x: Value, dim: Sequence[int] | None, keepdim: bool = False) -> Value:
     """False without elements: the largest of no uint8 is 0, that of no int64, as in torch.onnx, the smallest number."""
     found = op.Cast(x, to=ir.DataType.BOOL)
     if not len(x.shape):
@@ -199,7 +204,7 @@ def _any_along(x: Any, dim: Sequence[int] | None, keepdim: bool = False) -> Any:
 def _extreme(name: str) -> Callable[..., Any]:
     """amax or amin, without axes over all of them, which the translation of torch.onnx refuses."""
 
-    def translated(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+    def translated(x: Value, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
         axes = integers(dim) if dim else None
         found = getattr(op, f"Reduce{name}")(x, axes, keepdims=int(keepdim))
         if not x.dtype.is_floating_point():
@@ -212,7 +217,7 @@ def _extreme(name: str) -> Callable[..., Any]:
 def _place(name: str) -> Callable[..., Any]:
     """argmax or argmin: the first NaN is the largest and the smallest number."""
 
-    def translated(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    def translated(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
         rank = len(x.shape)
         rows, axis = (x, dim) if dim is not None and rank else (op.Reshape(x, integers([-1])), 0)
         whole = rows is not x
@@ -230,7 +235,7 @@ def _extreme_along(name: str) -> Callable[..., Any]:
     """The values and indices of max or min along an axis."""
     values, place = _extreme(name), _place(name)
 
-    def translated(x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+    def translated(x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
         if len(x.shape) == 0:
             return op.Identity(x), op.Constant(value_int=0)
         return values(x, [dim], keepdim), place(x, dim, keepdim)
@@ -248,7 +253,7 @@ for _name, _whole, _several, _one, _index in (
 
 
 @translates(aten.sort.default, aten.sort.stable)
-def _sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) -> tuple[Any, Any]:
+def _sort(x: Value, dim: int = -1, descending: bool = False, stable: bool = True) -> tuple[Value, Value]:
     """TopK keeps the order of equal elements."""
     if len(x.shape) == 0:
         return op.Identity(x), op.Constant(value_int=0)

@@ -47,7 +47,9 @@ def _flatten(input: Tensor, *args: Any, **named: Any) -> Tensor:
     return _reshape(input, (*input.shape[:first], math.prod(input.shape[first : last + 1]), *input.shape[last + 1 :]))
 
 
-def _axes(rank: int, start_dim: Any = 0, end_dim: Any = -1, **named: Any) -> tuple[int, int] | None:
+def _axes(
+    rank: int, start_dim: int | str | Sequence[str] = 0, end_dim: int | str = -1, **named: Any
+) -> tuple[int, int] | None:
     """The first and the last axis that are made one; None if there is none, or if they have names."""
     if named or not rank or not (isinstance(start_dim, int) and isinstance(end_dim, int)):
         return None

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.operators.along_axis import WIDTH, resampled
 
 aten = torch.ops.aten
 
 
-def _sampling(name: str, before: Any, after: Any, aligns: bool, scale: float | None) -> Tensor:
+def _sampling(name: str, before: Size, after: Size, aligns: bool, scale: float | None) -> Tensor:
     """The matrix (after, before) of a function of PyTorch along an axis whose size is dynamic, before or after."""
     nearest, cubic = "nearest" in name, "bicubic" in name
     dtype = torch.float32 if nearest else torch.float64  # in which PyTorch finds the nearest
@@ -84,7 +85,7 @@ def _resized(name: str, operator: Callable[..., Tensor], rank: int, aligns: bool
     def along(image: Tensor, axis: int) -> Tensor:
         return operator(image, [size[axis], WIDTH], *flags, scales[axis], one[axis])
 
-    def dynamic(before: Any, axis: int) -> Tensor:
+    def dynamic(before: Size, axis: int) -> Tensor:
         return _sampling(name, before, size[axis], any(flags), scales[axis])
 
     return resampled(x, along, rank, dynamic, size)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, ops
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_map_only
 
 aten = ops.aten
@@ -61,7 +62,7 @@ def for_scalars(decompositions: Mapping[Any, Callable[..., Any]]) -> dict[Any, C
 
 
 class _OfVector:
-    def __init__(self, operator: Any, decomposition: Callable[..., Any] | None) -> None:
+    def __init__(self, operator: OpOverload, decomposition: Callable[..., Any] | None) -> None:
         self._operator, self._decomposition = operator, decomposition
 
     def __call__(self, self_: Tensor, *args: Any, **options: Any) -> Any:

@@ -7,14 +7,16 @@ size for Python numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from onnxscript.function_libs.torch_lib.ops import core
+from onnxscript.values import TracedOnnxFunction
 from torch import Tensor
 
-from onnx_ops.torch.base.nodes import double, number, op
+from onnx_ops.torch.base.nodes import Value, double, number, op
+from onnx_ops.torch.base.sizes import Number
 from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, translates
 from onnx_ops.torch.operators import integer_division
 
@@ -23,7 +25,7 @@ aten = torch.ops.aten
 decomposed_by_pytorch(aten.addcdiv.default, aten.addcmul.default, only=torch.float64)
 
 
-def _exactly(translate: Any) -> Callable[..., Any]:
+def _exactly(translate: TracedOnnxFunction | Callable[..., Any]) -> Callable[..., Any]:
     """A translation of torch.onnx, which casts Python numbers to the dtype that it needs, given them as float64."""
     function = getattr(translate, "func", translate)  # a TracedOnnxFunction, or a plain function
 
@@ -48,10 +50,10 @@ for _operator, _translation in (
 
 
 @translates(aten.clamp.default)
-def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
+def _clamp(x: Value, min: float | Value | None = None, max: float | Value | None = None) -> Value:
     """With both bounds, as onnxruntime takes the largest finite number for one that is missing."""
 
-    def bound(given: Any, missing: float) -> Any:
+    def bound(given: float | Value | None, missing: float) -> Value | None:
         if given is None:
             return number(missing, x) if x.dtype.is_floating_point() else None
         return number(given, x) if isinstance(given, int | float) else op.CastLike(given, x)
@@ -60,29 +62,29 @@ def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 @translates(aten.clamp_min.default)
-def _clamp_min(x: Any, min: Any) -> Any:
+def _clamp_min(x: Value, min: float | Value) -> Value:
     return _clamp(x, min=min)
 
 
 @translates(aten.clamp_max.default)
-def _clamp_max(x: Any, max: Any) -> Any:
+def _clamp_max(x: Value, max: float | Value) -> Value:
     return _clamp(x, max=max)
 
 
 @translates(aten.clamp_min.Tensor)
-def _clamp_min_tensor(x: Any, min: Any) -> Any:
+def _clamp_min_tensor(x: Value, min: Value) -> Value:
     return op.Max(x, min)
 
 
 @translates(aten.clamp_max.Tensor)
-def _clamp_max_tensor(x: Any, max: Any) -> Any:
+def _clamp_max_tensor(x: Value, max: Value) -> Value:
     return op.Min(x, max)
 
 
-def _scaled(translate: Any) -> Callable[..., Any]:
+def _scaled(translate: TracedOnnxFunction) -> Callable[..., Any]:
     """A sum or difference whose second term has a factor, and whose first one may be a number."""
 
-    def translated(self: Any, other: Any, alpha: float = 1.0) -> Any:
+    def translated(self: float | Value, other: float | Value, alpha: float = 1.0) -> Value:
         self = number(self, other) if isinstance(self, int | float) else self
         # torch.onnx omits a factor of 1 only if it is a Python number.
         return translate.func(self, other, alpha=double(alpha) if isinstance(alpha, float) and alpha != 1 else alpha)
@@ -95,7 +97,7 @@ translates(aten.sub.Tensor)(_scaled(core.aten_sub))
 
 
 @translates(aten.full.default)
-def _full(size: Any, fill_value: Any, dtype: int = -1, **kwargs: Any) -> Any:
+def _full(size: Sequence[int | Value], fill_value: float | Value, dtype: int = -1, **kwargs: Any) -> Value:
     """Without a dtype a Python number is a float32."""
     return (core.aten_full.func if dtype == -1 else _exactly(core.aten_full))(size, fill_value, dtype=dtype)
 
@@ -112,10 +114,10 @@ def _arange(start: float, end: float, step: float = 1, *, dtype: torch.dtype | N
     return (places.to(torch.float64) * step + start).to(dtype)
 
 
-def _of_number(of_python: Any, of_tensors: Any) -> Callable[..., Any]:
+def _of_number(of_python: TracedOnnxFunction, of_tensors: TracedOnnxFunction) -> Callable[..., Any]:
     """An operator of a tensor and a number, which the graph computes if it depends on a dynamic size."""
 
-    def translated(self: Any, other: Any, *args: Any) -> Any:
+    def translated(self: Value, other: complex | Value, *args: Any) -> Value:
         if isinstance(other, bool | int | float | complex):
             return of_python.func(self, other, *args)
         return of_tensors(self, op.CastLike(other, self), *args)
@@ -123,19 +125,25 @@ def _of_number(of_python: Any, of_tensors: Any) -> Callable[..., Any]:
     return translated
 
 
-def _values(self: Any, other: Any) -> tuple[Any, Any]:
+def _first_value(*given: float | Value) -> Value:
+    """The first that is no number."""
+    return next(each for each in given if not isinstance(each, int | float))
+
+
+def _values(self: float | Value, other: float | Value) -> tuple[Value, Value]:
     """Two numbers as values of the graph of one dtype, that of a tensor."""
     if isinstance(self, int | float):
-        first = number(self, other)
-        first.dtype = other.dtype
-        return first, other
+        like = _first_value(self, other)
+        first = number(self, like)
+        first.dtype = like.dtype
+        return first, like
     return self, number(other, self) if isinstance(other, int | float) else op.CastLike(other, self)
 
 
 @translates(aten.floor_divide.default)
-def _floor_divide(self: Any, other: Any) -> Any:
+def _floor_divide(self: float | Value, other: float | Value) -> Value:
     """Of floating numbers as PyTorch: 1 // 0.1 is 9, as 0.1 is a little more; torch.onnx rounds the quotient first."""
-    if not (other if isinstance(self, int | float) else self).dtype.is_floating_point():
+    if not _first_value(self, other).dtype.is_floating_point():
         return integer_division.floored(self, other)
     self, other = _values(self, other)
     zero, half, one = (number(value, self) for value in (0.0, 0.5, 1.0))
@@ -150,7 +158,7 @@ def _floor_divide(self: Any, other: Any) -> Any:
 
 
 @translates(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def _divide(self: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+def _divide(self: Value, other: float | Value, *, rounding_mode: str | None = None) -> Value:
     """Of integers in their own dtype; torch.onnx divides them as float32."""
     if rounding_mode == "floor":
         return _floor_divide(self, other)
@@ -161,9 +169,9 @@ def _divide(self: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
 
 
 @translates(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
-def _remainder(self: Any, other: Any) -> Any:
+def _remainder(self: float | Value, other: float | Value) -> Value:
     """Of floating numbers, with the sign of the divisor: exact, where torch.onnx subtracts a rounded multiple of it."""
-    if not (other if isinstance(self, int | float) else self).dtype.is_floating_point():
+    if not _first_value(self, other).dtype.is_floating_point():
         return integer_division.remainder(self, other)
     self, other = _values(self, other)
     rest = op.Mod(self, other, fmod=1)
@@ -173,7 +181,7 @@ def _remainder(self: Any, other: Any) -> Any:
 
 
 @translates(aten.fmod.Tensor, aten.fmod.Scalar)
-def _fmod(self: Any, other: Any) -> Any:
+def _fmod(self: Value, other: float | Value) -> Value:
     if not self.dtype.is_floating_point():
         return integer_division.remainder_of_truncated(self, other)
     return op.Mod(*_values(self, other), fmod=1)
@@ -187,9 +195,12 @@ for _operator, _of_python, _of_tensors in (
     translates(_operator)(_of_number(_of_python, _of_tensors))
 
 
-@decomposes(aten.searchsorted.Scalar, aten.bucketize.Scalar)
-def _place_of_number(first: Any, second: Any, **options: Any) -> Tensor:
+@decomposes(aten.searchsorted.Scalar)
+def _place_of_number(sorted_sequence: Tensor, self: Number, **options: Any) -> Tensor:
     """The place of a number, as of a tensor without dimensions."""
-    if isinstance(first, Tensor):
-        return torch.searchsorted(first, torch.full((), second, dtype=first.dtype), **options)
-    return torch.bucketize(torch.full((), first, dtype=second.dtype), second, **options)
+    return torch.searchsorted(sorted_sequence, torch.full((), self, dtype=sorted_sequence.dtype), **options)
+
+
+@decomposes(aten.bucketize.Scalar)
+def _bucket_of_number(self: Number, boundaries: Tensor, **options: Any) -> Tensor:
+    return torch.bucketize(torch.full((), self, dtype=boundaries.dtype), boundaries, **options)

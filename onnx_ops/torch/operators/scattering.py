@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnx_ops.torch.base.table import decomposes, replaces
@@ -89,7 +90,7 @@ def _of_index(index: Tensor, src: Tensor) -> Tensor:
     return src
 
 
-def _scatters(operator: Any) -> None:
+def _scatters(operator: OpOverload) -> None:
     """Pass an operator no src that is larger than its index, which ONNX does not permit."""
 
     @decomposes(operator)
@@ -176,7 +177,9 @@ REDUCTIONS["min"] = "amin", math.inf
 
 
 @replaces(torch.segment_reduce)
-def _segment_reduce(data: Tensor, reduce: str, *, axis: int = 0, initial: Any = None, **segments: Any) -> Tensor:
+def _segment_reduce(
+    data: Tensor, reduce: str, *, axis: int = 0, initial: float | None = None, **segments: Any
+) -> Tensor:
     lengths, offsets = segments.get("lengths"), segments.get("offsets")
     given = offsets if lengths is None else lengths
     is_extreme = reduce in ("max", "min")

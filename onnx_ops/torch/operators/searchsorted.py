@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
 import torch
 
-from onnx_ops.torch.base.nodes import integers, op
+from onnx_ops.torch.base.nodes import Value, integers, op
 from onnx_ops.torch.base.table import translates
 
 
 @translates(torch.ops.aten.searchsorted.Tensor)
 def _searchsorted(
-    sorted_sequence: Any,
-    self: Any,
+    sorted_sequence: Value,
+    self: Value,
     *,
     out_int32: bool = False,
     right: bool = False,
     side: str | None = None,
-    sorter: Any = None,
-) -> Any:
+    sorter: Value | None = None,
+) -> Value:
     """The number of elements before each value: sequences (..., S), values (..., V), result (..., V)."""
     ordered = sorted_sequence if sorter is None else op.GatherElements(sorted_sequence, sorter, axis=-1)
     behind = op.Greater if right or side == "right" else op.GreaterOrEqual
@@ -32,5 +30,5 @@ def _searchsorted(
 
 
 @translates(torch.ops.aten.bucketize.Tensor)
-def _bucketize(self: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+def _bucketize(self: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False) -> Value:
     return _searchsorted(boundaries, self, out_int32=out_int32, right=right)

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from onnx_ops.torch.base.table import decomposes
 
 aten = torch.ops.aten
 
 
-def _shifted(self: Any, other: Any, shift: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _shifted(self: Tensor, other: Tensor, shift: OpOverload) -> tuple[Tensor, Tensor, Tensor]:
     """Integers, what a shift by less than their number of bits gives, and where it is by another number.
 
     Those of uint8 are computed as int32: torch.onnx takes them for int8.
     """
     dtype = torch.result_type(self, other)
     wide = torch.int32 if dtype is torch.uint8 else dtype
-    self, other = (_tensor(each, wide) for each in (self, other))
+    self, other = self.to(wide), other.to(wide)
     bits = torch.iinfo(dtype).bits
     return self, shift(self, other.clamp(0, bits - 1)), (other < 0) | (other >= bits)
-
-
-def _tensor(given: Any, dtype: torch.dtype) -> Tensor:
-    return given.to(dtype) if isinstance(given, Tensor) else torch.full((), given, dtype=dtype)
 
 
 @decomposes(aten.__lshift__.Tensor)

@@ -14,6 +14,7 @@ from torch.types import py_sym_types
 
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.nodes import op
+from onnx_ops.torch.base.sizes import Number, Size
 from onnx_ops.torch.base.table import replaces
 
 
@@ -31,7 +32,7 @@ def measured_size(tensor: Tensor, axis: int) -> Tensor:
 
 
 @replaces(torch.tensor)
-def tensor(data: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False, **options: Any) -> Tensor:
+def tensor(data: object, *, dtype: torch.dtype | None = None, requires_grad: bool = False, **options: Any) -> Tensor:
     """As torch.tensor; of dynamic sizes and tensors of one element too."""
     kinds = _kinds(data)
     if kinds is None:
@@ -40,20 +41,20 @@ def tensor(data: Any, *, dtype: torch.dtype | None = None, requires_grad: bool =
 
 
 @replaces(torch.as_tensor, torch.asarray)
-def _as_tensor(data: Any, *args: Any, **options: Any) -> Tensor:
+def _as_tensor(data: object, *args: Any, **options: Any) -> Tensor:
     if _kinds(data) is None:
         return torch.as_tensor(data, *args, **options)
     return tensor(data, dtype=args[0] if args else options.get("dtype"))
 
 
 @replaces(torch.Tensor.new_tensor)
-def _new_tensor(self: Tensor, data: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+def _new_tensor(self: Tensor, data: object, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
     if _kinds(data) is None:
         return self.new_tensor(data, dtype=dtype, **options)
     return tensor(data, dtype=dtype or self.dtype, requires_grad=options.get("requires_grad", False))
 
 
-def _kinds(data: Any) -> list[torch.dtype] | None:
+def _kinds(data: object) -> list[torch.dtype] | None:
     """The dtypes of the numbers in nested lists; None if all are Python's, or one is no number."""
     leaves = list(_leaves(data))
     if isinstance(data, Tensor) or not any(isinstance(leaf, (FakeTensor, *py_sym_types)) for leaf in leaves):
@@ -75,7 +76,7 @@ DTYPES = {
 """The dtype that PyTorch gives a tensor of a number; None for the default one."""
 
 
-def _leaves(data: Any) -> Iterator[Any]:
+def _leaves(data: object) -> Iterator[object]:
     if isinstance(data, list | tuple):
         for part in data:
             yield from _leaves(part)
@@ -83,7 +84,7 @@ def _leaves(data: Any) -> Iterator[Any]:
         yield data
 
 
-def _filled(data: Any, dtype: torch.dtype) -> Tensor:
+def _filled(data: object, dtype: torch.dtype) -> Tensor:
     if isinstance(data, list | tuple):
         return torch.stack([_filled(part, dtype) for part in data])
     if isinstance(data, Tensor):
@@ -92,7 +93,9 @@ def _filled(data: Any, dtype: torch.dtype) -> Tensor:
 
 
 @replaces(torch.linspace)
-def linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+def linspace(
+    start: Tensor | Number, end: Tensor | Number, steps: Size, *, dtype: torch.dtype | None = None, **options: Any
+) -> Tensor:
     if not is_symbolic(steps):
         return torch.linspace(start, end, steps, dtype=dtype, **options)
     dtype = dtype or torch.get_default_dtype()
@@ -107,7 +110,7 @@ def linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = No
 
 
 @replaces(torch.logspace)
-def _logspace(start: Any, end: Any, steps: Any, base: float = 10.0, **options: Any) -> Tensor:
+def _logspace(start: Tensor | Number, end: Tensor | Number, steps: Size, base: float = 10.0, **options: Any) -> Tensor:
     if not is_symbolic(steps):
         return torch.logspace(start, end, steps, base, **options)
     dtype = options.get("dtype") or torch.get_default_dtype()
@@ -115,19 +118,19 @@ def _logspace(start: Any, end: Any, steps: Any, base: float = 10.0, **options: A
     return torch.pow(float(base), powers).to(dtype).requires_grad_(options.get("requires_grad", False))
 
 
-def _detached(bound: Any, dtype: torch.dtype) -> Tensor:
+def _detached(bound: Tensor | Number, dtype: torch.dtype) -> Tensor:
     return bound.detach().to(dtype) if isinstance(bound, Tensor) else torch.full((), bound, dtype=dtype)
 
 
 @replaces(torch.tril_indices)
-def _tril_indices(row: Any, col: Any, offset: int = 0, *, dtype: torch.dtype = torch.int64, **options: Any) -> Tensor:
+def _tril_indices(row: Size, col: Size, offset: int = 0, *, dtype: torch.dtype = torch.int64, **options: Any) -> Tensor:
     if not is_symbolic(row) and not is_symbolic(col):
         return torch.tril_indices(row, col, offset, dtype=dtype, **options)
     return torch.ones(row, col, dtype=torch.bool).tril(offset).nonzero().T.to(dtype)
 
 
 @replaces(torch.triu_indices)
-def triu_indices(row: Any, col: Any, offset: int = 0, *, dtype: torch.dtype = torch.int64, **options: Any) -> Tensor:
+def triu_indices(row: Size, col: Size, offset: int = 0, *, dtype: torch.dtype = torch.int64, **options: Any) -> Tensor:
     if not is_symbolic(row) and not is_symbolic(col):
         return torch.triu_indices(row, col, offset, dtype=dtype, **options)
     return torch.ones(row, col, dtype=torch.bool).triu(offset).nonzero().T.to(dtype)

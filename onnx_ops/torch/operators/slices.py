@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import decomposes
 
 aten = torch.ops.aten
 
 
-def _padded(values: Tensor, axis: int, before: Any, after: Any) -> Tensor:
+def _padded(values: Tensor, axis: int, before: Size, after: Size) -> Tensor:
     """Zeros before and after the values along an axis; negative numbers crop."""
     return aten.constant_pad_nd(values, [*([0, 0] * (values.dim() - 1 - axis)), before, after], 0)
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import corrects, decomposes, replaces
 
 
 @replaces(torch._convert_indices_from_coo_to_csr)  # whose schema makes a number of a dynamic size
 @decomposes(torch.ops.aten._convert_indices_from_coo_to_csr.default)
-def _row_pointers(self: Tensor, size: Any, *, out_int32: bool = False) -> Tensor:
+def _row_pointers(self: Tensor, size: Size, *, out_int32: bool = False) -> Tensor:
     """Where each of `size` rows starts among sorted indices of rows (N,), and N: the numbers of those before."""
     counts = torch.zeros(size + 1, dtype=torch.int64).scatter_add(0, self.long() + 1, torch.ones_like(self.long()))
     return counts.cumsum(0).to(torch.int32 if out_int32 else torch.int64)

@@ -13,12 +13,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import TABLE, replaces
 
 REMEDY = (
@@ -48,7 +51,7 @@ class SparseMatrix(Tensor):
         cls,
         indices: Tensor,
         values: Tensor,
-        size: Sequence[Any],
+        size: Sequence[Size],
         coalesced: bool = False,
         layout: torch.layout = torch.sparse_coo,
     ) -> SparseMatrix:
@@ -59,7 +62,11 @@ class SparseMatrix(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         handler = HANDLERS.get(func)
         if handler is None:
@@ -69,7 +76,11 @@ class SparseMatrix(Tensor):
 
     @classmethod
     def __torch_dispatch__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         raise CaptureError(f"{func} of a sparse matrix cannot be captured: {REMEDY}")
 
@@ -96,18 +107,18 @@ def _handles(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., An
 # Construction
 
 
-def _elements(given: Any, dtype: torch.dtype | None = None) -> Tensor:
+def _elements(given: Tensor | npt.ArrayLike, dtype: torch.dtype | None = None) -> Tensor:
     return given if isinstance(given, Tensor) and dtype is None else torch.as_tensor(given, dtype=dtype)
 
 
 @replaces(torch.sparse_coo_tensor)
 def _coo(
-    indices: Any,
-    values: Any,
-    size: Sequence[Any] | None = None,
+    indices: Tensor | npt.ArrayLike,
+    values: Tensor | npt.ArrayLike,
+    size: Sequence[Size] | None = None,
     *,
     dtype: torch.dtype | None = None,
-    device: Any = None,
+    device: torch.types.Device = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
     check_invariants: bool | None = None,
@@ -122,13 +133,13 @@ def _coo(
 
 @replaces(torch.sparse_csr_tensor)
 def _csr(
-    crow_indices: Any,
-    col_indices: Any,
-    values: Any,
-    size: Sequence[Any] | None = None,
+    crow_indices: Tensor | npt.ArrayLike,
+    col_indices: Tensor | npt.ArrayLike,
+    values: Tensor | npt.ArrayLike,
+    size: Sequence[Size] | None = None,
     *,
     dtype: torch.dtype | None = None,
-    device: Any = None,
+    device: torch.types.Device = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
     check_invariants: bool | None = None,
@@ -151,7 +162,7 @@ def _check(dims: int, values: Tensor) -> None:
         )
 
 
-def _matrix(given: Any) -> SparseMatrix:
+def _matrix(given: Tensor) -> SparseMatrix:
     """A sparse matrix; one that is not an input of the step as a constant."""
     if isinstance(given, SparseMatrix):
         return given
@@ -165,7 +176,7 @@ def _matrix(given: Any) -> SparseMatrix:
     return SparseMatrix(indices, values, size, coalesced, layout)
 
 
-def _is_sparse(given: Any) -> bool:
+def _is_sparse(given: object) -> bool:
     if isinstance(given, SparseMatrix):
         return True
     return isinstance(given, Tensor) and given.layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -219,12 +230,12 @@ def _is_csc(self: SparseMatrix) -> bool:
     return self._layout_ is torch.sparse_csc
 
 
-def _starts(places: Tensor, count: Any) -> Tensor:
+def _starts(places: Tensor, count: Size) -> Tensor:
     """(count + 1,): the number of elements before each row, or column."""
     return functional.pad(_counts(places, count).cumsum(0), (1, 0))
 
 
-def _counts(places: Tensor, count: Any) -> Tensor:
+def _counts(places: Tensor, count: Size) -> Tensor:
     return places.new_zeros(count).index_add(0, places, torch.ones_like(places))
 
 
@@ -248,7 +259,7 @@ for _function in (Tensor.neg, Tensor.__neg__, torch.neg):
 
 
 def _by_number(function: Callable[..., Any], commutes: bool) -> Callable[..., SparseMatrix]:
-    def scaled(self: Any, other: Any) -> SparseMatrix:
+    def scaled(self: Tensor | float, other: Tensor | float) -> SparseMatrix:
         if not _is_sparse(self) and commutes:
             self, other = other, self
         if not _is_sparse(self) or _is_sparse(other) or (isinstance(other, Tensor) and other.dim()):
@@ -266,7 +277,7 @@ for _function in (Tensor.div, Tensor.__truediv__, torch.div):
 
 
 @_handles(Tensor.add, Tensor.__add__, torch.add)
-def _added(self: Any, other: Any, *, alpha: float = 1) -> Any:
+def _added(self: Tensor, other: Tensor | float, *, alpha: float = 1) -> Tensor:
     if _is_sparse(self) and _is_sparse(other):
         one, two = _matrix(self), _matrix(other)
         values = torch.cat([one._values_, two._values_ * alpha])
@@ -304,7 +315,7 @@ def _selected(self: SparseMatrix, dim: int, index: Tensor) -> SparseMatrix:
     return SparseMatrix(torch.stack(places), self._values_.index_select(0, first), size)
 
 
-def _pairs(one: Tensor, ordered: Tensor, count: Any) -> tuple[Tensor, Tensor]:
+def _pairs(one: Tensor, ordered: Tensor, count: Size) -> tuple[Tensor, Tensor]:
     """The indices i, j of all equal elements one[i] == ordered[j], integers below `count`; `ordered` ascends."""
     counts = _counts(ordered, count)
     found = counts.index_select(0, one)
@@ -323,7 +334,7 @@ def _dense(self: SparseMatrix, dtype: torch.dtype | None = None, *, masked_grad:
 
 
 @_handles(torch.sparse.sum, torch._sparse_sum, Tensor.sum, torch.sum)
-def _sum(input: SparseMatrix, dim: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+def _sum(input: SparseMatrix, dim: int | Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
     values = input._values_ if dtype is None else input._values_.to(dtype)
     dims = () if dim is None else {axis % 2 for axis in ((dim,) if isinstance(dim, int) else dim)}
     if dim is None or len(dims) == 2:
@@ -335,7 +346,7 @@ def _sum(input: SparseMatrix, dim: Any = None, dtype: torch.dtype | None = None)
 
 
 def _softmax(logarithm: bool) -> Callable[..., SparseMatrix]:
-    def softmax(input: Any, dim: int, *, dtype: torch.dtype | None = None) -> SparseMatrix:
+    def softmax(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> SparseMatrix:
         """Over the elements that there are in each row, or column."""
         matrix = _coalesced(_matrix(input))
         values = matrix._values_ if dtype is None else matrix._values_.to(dtype)
@@ -364,7 +375,7 @@ def _times(matrix: SparseMatrix, dense: Tensor) -> Tensor:
 
 
 @_handles(torch.sparse.mm, torch.mm, Tensor.mm, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mv, Tensor.mv)
-def _product(first: Any, second: Any, *reduce: Any) -> Tensor:
+def _product(first: Tensor, second: Tensor, *reduce: Any) -> Tensor:
     if reduce:
         raise CaptureError(f"a product of sparse matrices with reduce= cannot be captured: {REMEDY}")
     if _is_sparse(first) and _is_sparse(second):
@@ -393,7 +404,7 @@ HANDLERS[Tensor.__rmatmul__] = lambda self, other: _product(other, self)
 
 
 @_handles(torch.sparse.addmm, torch.addmm, Tensor.addmm)
-def _addmm(mat: Any, mat1: Any, mat2: Any, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
+def _addmm(mat: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
     return beta * mat + alpha * _product(mat1, mat2)
 
 
@@ -401,7 +412,7 @@ def _addmm(mat: Any, mat1: Any, mat2: Any, *, beta: float = 1.0, alpha: float = 
 
 
 @_handles(Tensor.to_sparse, Tensor.to_sparse_coo)
-def _to_sparse(self: Any, *args: Any, layout: torch.layout | None = None, **options: Any) -> SparseMatrix:
+def _to_sparse(self: Tensor, *args: Any, layout: torch.layout | None = None, **options: Any) -> SparseMatrix:
     if args or options or layout not in (None, torch.sparse_coo):
         raise CaptureError("to_sparse with arguments cannot be captured: make a matrix by torch.sparse_coo_tensor")
     if _is_sparse(self):
@@ -413,7 +424,7 @@ def _to_sparse(self: Any, *args: Any, layout: torch.layout | None = None, **opti
 
 
 @_handles(Tensor.to_sparse_csr)
-def _to_csr(self: Any, dense_dim: int | None = None) -> SparseMatrix:
+def _to_csr(self: Tensor, dense_dim: int | None = None) -> SparseMatrix:
     matrix = _coalesced(_to_sparse(self))
     return matrix.with_values(matrix._values_, torch.sparse_csr)
 

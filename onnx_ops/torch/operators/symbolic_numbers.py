@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onnx_ops.torch.base.sizes import Number, Size
 from onnx_ops.torch.base.table import TABLE
 
 Formula = Callable[..., Any]
@@ -99,7 +100,7 @@ def _activation(name: str) -> Callable[[Formula], Formula]:
     return enter
 
 
-def _tensor(number: Any, like: Tensor) -> Any:
+def _tensor(number: Tensor | Number, like: Tensor) -> Tensor:
     return number if isinstance(number, Tensor) else torch.full((), number, dtype=like.dtype)
 
 
@@ -107,37 +108,37 @@ def _tensor(number: Any, like: Tensor) -> Any:
 
 
 @_of_tensors("add")
-def _add(input: Any, other: Any, *, alpha: Any = 1) -> Any:
+def _add(input: Tensor | Number, other: Tensor | Number, *, alpha: Number = 1) -> Any:
     return input + other * alpha if isinstance(alpha, SYMBOLS) else NotImplemented
 
 
 @_of_tensors("sub", "subtract")
-def _sub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
+def _sub(input: Tensor | Number, other: Tensor | Number, *, alpha: Number = 1) -> Any:
     return input - other * alpha if isinstance(alpha, SYMBOLS) else NotImplemented
 
 
 @_of(torch.rsub)
-def _rsub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
+def _rsub(input: Tensor | Number, other: Tensor | Number, *, alpha: Number = 1) -> Any:
     return other - input * alpha if isinstance(alpha, SYMBOLS) else NotImplemented
 
 
 @_of_tensors("addcmul")
-def _addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
+def _addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
     return input + tensor1 * tensor2 * value
 
 
 @_of_tensors("addcdiv")
-def _addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
+def _addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
     return input + tensor1 / tensor2 * value
 
 
 @_of_tensors("lerp")
-def _lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
+def _lerp(input: Tensor, end: Tensor, weight: Tensor | Number) -> Tensor:
     return torch.lerp(input, end, _tensor(weight, input).expand_as(end))
 
 
 def _plus(product: Callable[..., Tensor]) -> Formula:
-    def formula(input: Tensor, first: Tensor, second: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    def formula(input: Tensor, first: Tensor, second: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
         return input * beta + product(first, second) * alpha
 
     return formula
@@ -149,22 +150,21 @@ _of_tensors("addr")(_plus(torch.outer))
 
 
 @_of_tensors("index_add")
-def _index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
+def _index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Number = 1) -> Tensor:
     return input.index_add(dim, index, source * alpha)
 
 
 @_of_tensors("pow")
-def _pow(input: Any, exponent: Any) -> Any:
-    given, number = (input, exponent) if isinstance(input, Tensor) else (exponent, input)
-    if isinstance(number, torch.SymInt) and not given.is_floating_point():
+def _pow(input: Tensor | Number, exponent: Tensor | Number) -> Any:
+    tensor = next(given for given in (input, exponent) if isinstance(given, Tensor))
+    if not tensor.is_floating_point() and any(isinstance(given, torch.SymInt) for given in (input, exponent)):
         return NotImplemented
-    given = given if given.is_floating_point() else given.to(torch.get_default_dtype())
-    number = _tensor(number, given)
-    return torch.pow(given, number) if isinstance(input, Tensor) else torch.pow(number, given)
+    like = tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
+    return torch.pow(*(like if given is tensor else _tensor(given, like) for given in (input, exponent)))
 
 
 @_of_tensors("float_power")
-def _float_power(input: Any, exponent: Any) -> Tensor:
+def _float_power(input: Tensor | Number, exponent: Tensor | Number) -> Tensor:
     return _pow(*(arg.double() if isinstance(arg, Tensor) else arg for arg in (input, exponent)))
 
 
@@ -174,13 +174,13 @@ _of(Tensor.__rpow__)(lambda self, other: _pow(other, self))
 
 
 @_of_tensors("xlogy")
-def _xlogy(input: Any, other: Any) -> Tensor:
+def _xlogy(input: Tensor | Number, other: Tensor | Number) -> Tensor:
     like = input if isinstance(input, Tensor) else other
     return torch.xlogy(_tensor(input, like), _tensor(other, like))
 
 
 @_of_tensors("copysign")
-def _copysign(input: Tensor, other: Any) -> Tensor:
+def _copysign(input: Tensor, other: Tensor | Number) -> Tensor:
     return torch.where(_tensor(other, input) < 0, -input.abs(), input.abs())
 
 
@@ -188,45 +188,45 @@ def _copysign(input: Tensor, other: Any) -> Tensor:
 
 
 @_activation("leaky_relu")
-def _leaky_relu(input: Tensor, negative_slope: Any = 0.01) -> Tensor:
+def _leaky_relu(input: Tensor, negative_slope: Number = 0.01) -> Tensor:
     return torch.where(input > 0, input, input * negative_slope)
 
 
 @_activation("elu")
-def _elu(input: Tensor, alpha: Any = 1.0) -> Tensor:
+def _elu(input: Tensor, alpha: Number = 1.0) -> Tensor:
     return torch.where(input > 0, input, torch.expm1(input.clamp(max=0)) * alpha)
 
 
 @_activation("celu")
-def _celu(input: Tensor, alpha: Any = 1.0) -> Tensor:
+def _celu(input: Tensor, alpha: Number = 1.0) -> Tensor:
     return torch.where(input > 0, input, torch.expm1(input.clamp(max=0) / alpha) * alpha)
 
 
 @_activation("softplus")
-def _softplus(input: Tensor, beta: Any = 1.0, threshold: Any = 20.0) -> Tensor:
+def _softplus(input: Tensor, beta: Number = 1.0, threshold: Number = 20.0) -> Tensor:
     scaled = input * beta
     linear = scaled > threshold
     return torch.where(linear, input, torch.where(linear, 0.0, scaled).exp().log1p() / beta)
 
 
 @_activation("hardtanh")
-def _hardtanh(input: Tensor, min_val: Any = -1.0, max_val: Any = 1.0) -> Tensor:
+def _hardtanh(input: Tensor, min_val: Number = -1.0, max_val: Number = 1.0) -> Tensor:
     return torch.where(input <= min_val, min_val, torch.where(input >= max_val, max_val, input))
 
 
 @_activation("threshold")
-def _threshold(input: Tensor, threshold: Any, value: Any) -> Tensor:
+def _threshold(input: Tensor, threshold: Number, value: Number) -> Tensor:
     return torch.where(input > threshold, input, value)
 
 
 @_of_tensors("hardshrink")
 @_activation("hardshrink")
-def _hardshrink(input: Tensor, lambd: Any = 0.5) -> Tensor:
+def _hardshrink(input: Tensor, lambd: Number = 0.5) -> Tensor:
     return torch.where((input >= -lambd) & (input <= lambd), 0.0, input)
 
 
 @_activation("dropout")
-def _dropout(input: Tensor, p: Any = 0.5, training: bool = True) -> Tensor:
+def _dropout(input: Tensor, p: Number = 0.5, training: bool = True) -> Tensor:
     if not training:
         return input
     kept = torch.rand(input.shape, dtype=input.dtype) >= p
@@ -241,7 +241,7 @@ def _reduced(loss: Tensor, reduction: str) -> Tensor:
 
 
 @_of(F.cross_entropy)
-def _cross_entropy(*args: Any, label_smoothing: Any = 0.0, **options: Any) -> Any:
+def _cross_entropy(*args: Any, label_smoothing: Number = 0.0, **options: Any) -> Any:
     """Which is linear in `label_smoothing`."""
     if not isinstance(label_smoothing, SYMBOLS):
         return NotImplemented
@@ -252,7 +252,7 @@ def _cross_entropy(*args: Any, label_smoothing: Any = 0.0, **options: Any) -> An
 
 @_of(F.huber_loss)
 def _huber_loss(
-    input: Tensor, target: Tensor, reduction: str = "mean", delta: Any = 1.0, weight: Tensor | None = None
+    input: Tensor, target: Tensor, reduction: str = "mean", delta: Number = 1.0, weight: Tensor | None = None
 ) -> Tensor:
     error = (input - target).abs()
     loss = torch.where(error <= delta, error * error * 0.5, (error - 0.5 * delta) * delta)
@@ -266,7 +266,7 @@ def _smooth_l1_loss(
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
-    beta: Any = 1.0,
+    beta: Number = 1.0,
 ) -> Tensor:
     error = (input - target).abs()
     return _reduced(torch.where(error < beta, error * error * 0.5 / beta, error - 0.5 * beta), reduction)
@@ -277,7 +277,7 @@ def _margin_ranking_loss(
     input1: Tensor,
     input2: Tensor,
     target: Tensor,
-    margin: Any = 0,
+    margin: Number = 0,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
@@ -289,7 +289,7 @@ def _margin_ranking_loss(
 def _hinge_embedding_loss(
     input: Tensor,
     target: Tensor,
-    margin: Any = 1.0,
+    margin: Number = 1.0,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
@@ -303,7 +303,7 @@ def _cosine_embedding_loss(
     input1: Tensor,
     input2: Tensor,
     target: Tensor,
-    margin: Any = 0,
+    margin: Number = 0,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
@@ -318,7 +318,7 @@ def _triplet_margin_loss(
     anchor: Tensor,
     positive: Tensor,
     negative: Tensor,
-    margin: Any = 1.0,
+    margin: Number = 1.0,
     p: float = 2,
     eps: float = 1e-6,
     swap: bool = False,
@@ -336,12 +336,14 @@ def _triplet_margin_loss(
 
 
 @_of_tensors("logit")
-def _logit(input: Tensor, eps: Any = None) -> Tensor:
+def _logit(input: Tensor, eps: Number) -> Tensor:
     return torch.logit(input.clamp(eps, 1 - eps))
 
 
 @_of_tensors("nan_to_num")
-def _nan_to_num(input: Tensor, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Tensor:
+def _nan_to_num(
+    input: Tensor, nan: Number | None = 0.0, posinf: Number | None = None, neginf: Number | None = None
+) -> Tensor:
     limits = torch.finfo(input.dtype)
     most, least = (limits.max if posinf is None else posinf), (limits.min if neginf is None else neginf)
     found = torch.where(input.isnan(), 0.0 if nan is None else nan, input)
@@ -349,18 +351,18 @@ def _nan_to_num(input: Tensor, nan: Any = 0.0, posinf: Any = None, neginf: Any =
 
 
 @_of_tensors("scatter")
-def _scatter(input: Tensor, dim: int, index: Tensor, value: Any, **options: Any) -> Tensor:
+def _scatter(input: Tensor, dim: int, index: Tensor, value: Tensor | Number, **options: Any) -> Tensor:
     return input.scatter(dim, index, _tensor(value, input).expand_as(index), **options)
 
 
 @_of(F.pad)
-def _pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Tensor:
+def _pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: Number | None = None) -> Tensor:
     inside = F.pad(torch.ones_like(input, dtype=torch.bool), pad, mode, False)
     return torch.where(inside, F.pad(input, pad, mode, 0.0), value)
 
 
 @_of_tensors("isclose")
-def _isclose(input: Tensor, other: Tensor, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Tensor:
+def _isclose(input: Tensor, other: Tensor, rtol: Number = 1e-5, atol: Number = 1e-8, equal_nan: bool = False) -> Tensor:
     near = (input - other).abs() <= other.abs() * rtol + atol
     found = (input == other) | (near & other.isfinite())
     return found | (input.isnan() & other.isnan()) if equal_nan else found
@@ -378,7 +380,7 @@ ATTENTION = F.scaled_dot_product_attention
 
 
 @_of(ATTENTION)
-def _attention(query: Tensor, *args: Any, scale: Any = None, **options: Any) -> Any:
+def _attention(query: Tensor, *args: Any, scale: Number | None = None, **options: Any) -> Any:
     if not isinstance(scale, SYMBOLS):
         return NotImplemented
     return TABLE.replacements[ATTENTION](query * scale, *args, scale=1.0, **options)
@@ -388,22 +390,28 @@ def _attention(query: Tensor, *args: Any, scale: Any = None, **options: Any) -> 
 
 
 @_of(torch.normal)
-def _normal(mean: Any, std: Any = 1.0, size: Any = None, **options: Any) -> Tensor:
+def _normal(
+    mean: Tensor | Number, std: Tensor | Number = 1.0, size: Sequence[Size] | None = None, **options: Any
+) -> Tensor:
     given = [number for number in (mean, std) if isinstance(number, Tensor)]
     drawn = torch.randn_like(given[0]) if given else torch.randn(size, **options)
     return mean + std * drawn
 
 
 @_of(Tensor.normal_)
-def _normal_(self: Tensor, mean: Any = 0.0, std: Any = 1.0, *, generator: Any = None) -> Tensor:
+def _normal_(
+    self: Tensor, mean: Number = 0.0, std: Number = 1.0, *, generator: torch.Generator | None = None
+) -> Tensor:
     return self.copy_(mean + std * torch.randn_like(self))
 
 
 @_of(Tensor.uniform_)
-def _uniform_(self: Tensor, start: Any = 0.0, to: Any = 1.0, *, generator: Any = None) -> Tensor:
+def _uniform_(
+    self: Tensor, start: Number = 0.0, to: Number = 1.0, *, generator: torch.Generator | None = None
+) -> Tensor:
     return self.copy_(start + (to - start) * torch.rand_like(self))
 
 
 @_of(Tensor.exponential_)
-def _exponential_(self: Tensor, lambd: Any = 1.0, *, generator: Any = None) -> Tensor:
+def _exponential_(self: Tensor, lambd: Number = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
     return self.copy_(torch.empty_like(self).exponential_() / lambd)

@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnx_ops.torch.base.nodes import double, number, op
+from onnx_ops.torch.base.nodes import Value, double, number, op
 from onnx_ops.torch.base.table import computes_float64, translates
 
 aten = torch.ops.aten
@@ -22,11 +22,11 @@ TERMS = 20
 
 @translates(aten.atan.default)
 @computes_float64("Atan")
-def _atan(x: Any) -> Any:
+def _atan(x: Value) -> Value:
     return _arc(x) if x.dtype == ir.DataType.DOUBLE else op.Atan(x)
 
 
-def _arc(x: Any) -> Any:
+def _arc(x: Value) -> Value:
     """The arc tangent in float64."""
     # For large x, arctan(x) = pi / 2 - arctan(1 / x).
     size = op.Abs(x)
@@ -45,7 +45,7 @@ def _arc(x: Any) -> Any:
 
 
 @translates(aten.atan2.default)
-def _atan2(y: Any, x: Any) -> Any:
+def _atan2(y: Value, x: Value) -> Value:
     """The translation of torch.onnx gives -pi for y = 0 and x < 0, and NaN for x = y = 0."""
     zero, one, right = number(0.0, y), number(1.0, y), number(math.pi / 2, y)
     height, width = op.Abs(y), op.Abs(x)
@@ -59,14 +59,14 @@ def _atan2(y: Any, x: Any) -> Any:
     return op.Where(_is_negative(y), op.Neg(angle), angle)
 
 
-def _is_negative(x: Any) -> Any:
+def _is_negative(x: Value) -> Value:
     """Whether a number is below 0, or -0.0, whose reciprocal is."""
     return op.Less(op.Where(op.Equal(x, number(0.0, x)), op.Reciprocal(x), x), number(0.0, x))
 
 
 @translates(aten.asin.default)
 @computes_float64("Asin")
-def _asin(x: Any) -> Any:
+def _asin(x: Value) -> Value:
     if x.dtype != ir.DataType.DOUBLE:
         return op.Asin(x)
     one = double(1.0)
@@ -75,7 +75,7 @@ def _asin(x: Any) -> Any:
 
 @translates(aten.acos.default)
 @computes_float64("Acos")
-def _acos(x: Any) -> Any:
+def _acos(x: Value) -> Value:
     if x.dtype != ir.DataType.DOUBLE:
         return op.Acos(x)
     return op.Sub(double(math.pi / 2), _asin(x))
@@ -83,12 +83,12 @@ def _acos(x: Any) -> Any:
 
 @translates(aten.tan.default)
 @computes_float64("Tan")
-def _tan(x: Any) -> Any:
+def _tan(x: Value) -> Value:
     return op.Tan(x) if x.dtype != ir.DataType.DOUBLE else op.Div(op.Sin(x), op.Cos(x))
 
 
 def _of_exponentials(name: str, sign: float) -> Callable[[Any], Any]:
-    def translated(x: Any) -> Any:
+    def translated(x: Value) -> Value:
         if x.dtype != ir.DataType.DOUBLE:
             return getattr(op, name)(x)
         other = op.Exp(op.Neg(x))
@@ -103,7 +103,7 @@ for _name, _operator, _sign in (("Sinh", aten.sinh.default, -1.0), ("Cosh", aten
 
 @translates(aten.atanh.default)
 @computes_float64("Atanh")
-def _atanh(x: Any) -> Any:
+def _atanh(x: Value) -> Value:
     if x.dtype != ir.DataType.DOUBLE:
         return op.Atanh(x)
     one = double(1.0)
@@ -112,7 +112,7 @@ def _atanh(x: Any) -> Any:
 
 @translates(aten.asinh.default)
 @computes_float64("Asinh")
-def _asinh(x: Any) -> Any:
+def _asinh(x: Value) -> Value:
     if x.dtype != ir.DataType.DOUBLE:
         return op.Asinh(x)
     size = op.Abs(x)
@@ -122,7 +122,7 @@ def _asinh(x: Any) -> Any:
 
 @translates(aten.acosh.default)
 @computes_float64("Acosh")
-def _acosh(x: Any) -> Any:
+def _acosh(x: Value) -> Value:
     if x.dtype != ir.DataType.DOUBLE:
         return op.Acosh(x)
     one = double(1.0)

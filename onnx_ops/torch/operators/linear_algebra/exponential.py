@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.loops import loop
-from onnx_ops.torch.base.nodes import integers, op
+from onnx_ops.torch.base.nodes import Value, integers, op
 from onnx_ops.torch.base.table import decomposes
 
 DEGREE = 16
@@ -22,11 +21,11 @@ POWERS = 4
 """Each part of the polynomial has the powers below this one."""
 
 
-def _squaring_nodes(self: Any, times: Any) -> Any:
+def _squaring_nodes(self: Value, times: Value) -> Value:
     counts = op.Concat(integers([0]), op.Reshape(times, integers([-1])), axis=0)
     most = op.ReduceMax(counts, keepdims=0)
 
-    def step(j: Any, matrix: Any) -> tuple[Any, ...]:
+    def step(j: Value, matrix: Value) -> tuple[Value, ...]:
         goes_on = op.Unsqueeze(op.Less(j, times), integers([-2, -1]))
         return (op.Where(goes_on, op.MatMul(matrix, matrix), matrix),)
 

@@ -7,8 +7,6 @@ Matrix Computations, sections 3.1, 3.2.11 and 4.2).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.loops import loop
-from onnx_ops.torch.base.nodes import Extent, integers, number, op, sizes
+from onnx_ops.torch.base.nodes import Extent, Value, integer, integers, number, op, sizes
 
 BLOCK = 32
 """Number of columns or rows of a block."""
@@ -27,45 +25,41 @@ INT64 = ir.DataType.INT64
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
-def _integer(value: int) -> Any:
-    return op.Constant(value=ir.tensor(np.int64(value)))
-
-
-def _scalar(vector: Any) -> Any:
+def _scalar(vector: Value) -> Value:
     """The element of a vector (1,)."""
     return op.Squeeze(vector, integers([0]))
 
 
-def _vector(scalar: Any) -> Any:
+def _vector(scalar: Value) -> Value:
     return op.Reshape(scalar, integers([1]))
 
 
-def _size(matrix: Any) -> Any:
+def _size(matrix: Value) -> Value:
     """(1,) int64, the number of rows."""
     return op.Shape(matrix, start=len(matrix.shape) - 2, end=len(matrix.shape) - 1)
 
 
-def _is_one_block(matrix: Any) -> bool:
+def _is_one_block(matrix: Value) -> bool:
     return 0 <= sizes(matrix)[-2] <= BLOCK
 
 
-def _places(size: Any) -> Any:
+def _places(size: Value) -> Value:
     """0, 1, 2, ... up to a size (1,)."""
-    return op.Range(_integer(0), _scalar(size), _integer(1))
+    return op.Range(integer(0), _scalar(size), integer(1))
 
 
-def _missing(size: Any) -> Any:
+def _missing(size: Value) -> Value:
     """(1,), what a size (1,) lacks to a multiple of a block."""
     return op.Mod(op.Neg(size), integers([BLOCK]))
 
 
-def _padded(matrix: Any, rows: Any, columns: Any) -> Any:
+def _padded(matrix: Value, rows: Value, columns: Value) -> Value:
     """With zero rows and columns at its end; their numbers are vectors (1,)."""
     before = integers([0] * len(matrix.shape))
     return op.Pad(matrix, op.Concat(before, integers([0] * (len(matrix.shape) - 2)), rows, columns, axis=0))
 
 
-def _bordered(matrix: Any) -> Any:
+def _bordered(matrix: Value) -> Value:
     """A square matrix with rows and columns of the identity at its end, so that it consists of whole blocks."""
     size = _size(matrix)
     missing = _missing(size)
@@ -75,34 +69,34 @@ def _bordered(matrix: Any) -> Any:
     return op.Where(border, number(1.0, matrix), _padded(matrix, missing, missing))
 
 
-def _blocks(size: Any) -> Any:
+def _blocks(size: Value) -> Value:
     """(), the number of blocks of a size (1,)."""
     return _scalar(op.Div(op.Add(size, integers([BLOCK - 1])), integers([BLOCK])))
 
 
-def _part(matrix: Any, start: Any, end: Any, axis: int) -> Any:
+def _part(matrix: Value, start: Value, end: Value | None, axis: int) -> Value:
     """Between two vectors (1,); without an end, to the last one."""
     return op.Slice(matrix, start, integers([np.iinfo(np.int64).max]) if end is None else end, integers([axis]))
 
 
-def _first(matrix: Any, size: Any, *axes: int) -> Any:
+def _first(matrix: Value, size: Value, *axes: int) -> Value:
     """The first rows and columns, of a number (1,)."""
     for axis in axes:
         matrix = _part(matrix, integers([0]), size, axis)
     return matrix
 
 
-def _from_columns(stack: Any, rank: int) -> Any:
+def _from_columns(stack: Value, rank: int) -> Value:
     """A matrix (..., n, b) of a stack of columns (b, ..., n)."""
     return op.Transpose(stack, perm=[*range(1, rank), 0])
 
 
-def _from_rows(stack: Any, rank: int) -> Any:
+def _from_rows(stack: Value, rank: int) -> Value:
     """A matrix (..., b, n) of a stack of rows (b, ..., n)."""
     return op.Transpose(stack, perm=[*range(1, rank - 1), 0, rank - 1])
 
 
-def _joined(stack: Any, rank: int, axis: int) -> Any:
+def _joined(stack: Value, rank: int, axis: int) -> Value:
     """A matrix of a stack of blocks of its rows (axis -2) or columns (axis -1)."""
     place = rank + axis
     blocks = op.Transpose(stack, perm=[*range(1, place + 1), 0, *range(place + 1, rank + 1)])
@@ -115,18 +109,18 @@ def _joined(stack: Any, rank: int, axis: int) -> Any:
     return op.Reshape(blocks, op.Concat(leading, integers([-1]), last, axis=0))
 
 
-def _column(vector: Any) -> Any:
+def _column(vector: Value) -> Value:
     return op.Unsqueeze(vector, integers([-1]))
 
 
-def _row(vector: Any) -> Any:
+def _row(vector: Value) -> Value:
     return op.Unsqueeze(vector, integers([-2]))
 
 
 # --- Cholesky ---------------------------------------------------------------------------------------------------------
 
 
-def _cholesky_columns(name: str, columns: Any, start: Any, count: Any, like: Any) -> Any:
+def _cholesky_columns(name: str, columns: Value, start: Value, count: Value, like: Value) -> Value:
     """Columns of the factor, from those of the matrix less the products of the factor's columns before them.
 
     Args:
@@ -140,7 +134,7 @@ def _cholesky_columns(name: str, columns: Any, start: Any, count: Any, like: Any
     rows = _places(op.Shape(columns, start=rank - 2, end=rank - 1))
     end = op.Add(start, count)
 
-    def step(j: Any, rest: Any) -> tuple[Any, ...]:
+    def step(j: Value, rest: Value) -> tuple[Value, ...]:
         place = op.Add(start, j)
         own = op.Gather(rest, j, axis=-1)
         root = op.Sqrt(op.Gather(own, place, axis=-1))
@@ -152,14 +146,14 @@ def _cholesky_columns(name: str, columns: Any, start: Any, count: Any, like: Any
     return _from_columns(stack, rank)
 
 
-def _cholesky_nodes(self: Any) -> Any:
+def _cholesky_nodes(self: Value) -> Value:
     name, rank = f"{self.name}_cholesky", len(self.shape)
     size = _size(self)
     if _is_one_block(self):
         return _cholesky_columns(name, self, integers([0]), size, self)
 
-    def block(k: Any, rest: Any) -> tuple[Any, ...]:
-        start = _vector(op.Mul(k, _integer(BLOCK)))
+    def block(k: Value, rest: Value) -> tuple[Value, ...]:
+        start = _vector(op.Mul(k, integer(BLOCK)))
         columns = _part(rest, start, op.Add(start, integers([BLOCK])), -1)
         found = _cholesky_columns(f"{name}_block", columns, start, integers([BLOCK]), self)
         others = op.Transpose(found, perm=[*range(rank - 2), rank - 1, rank - 2])
@@ -182,17 +176,17 @@ def cholesky_factor(self: Tensor) -> Tensor:
 # --- LU ---------------------------------------------------------------------------------------------------------------
 
 
-def _swapped(places: Any, one: Any, other: Any) -> Any:
+def _swapped(places: Value, one: Value, other: Value) -> Value:
     """The places of the rows after two of them have been swapped."""
     return op.Where(op.Equal(places, one), other, op.Where(op.Equal(places, other), one, places))
 
 
-def _taken(matrix: Any, order: Any) -> Any:
+def _taken(matrix: Value, order: Value) -> Value:
     """The rows of a matrix (..., n, k) in an order (..., n)."""
     return op.GatherElements(matrix, op.Expand(_column(order), op.Shape(matrix)), axis=-2)
 
 
-def _lu_columns(name: str, columns: Any, start: Any, count: Any, like: Any) -> tuple[Any, Any, Any]:
+def _lu_columns(name: str, columns: Value, start: Value, count: Value, like: Value) -> tuple[Value, Value, Value]:
     """Columns of both factors by elimination with partial pivoting.
 
     Args:
@@ -209,7 +203,7 @@ def _lu_columns(name: str, columns: Any, start: Any, count: Any, like: Any) -> t
     rows = _places(op.Shape(columns, start=rank - 2, end=rank - 1))
     across = _places(count)
 
-    def step(j: Any, rest: Any, order: Any) -> tuple[Any, ...]:
+    def step(j: Value, rest: Value, order: Value) -> tuple[Value, ...]:
         place = op.Add(start, j)
         below = op.Greater(rows, place)
         own = op.Gather(rest, j, axis=-1)
@@ -230,7 +224,7 @@ def _lu_columns(name: str, columns: Any, start: Any, count: Any, like: Any) -> t
     return tuple(loop(name, _scalar(count), [(columns, like.dtype), (order, INT64)], step, 1))
 
 
-def _lu_nodes(self: Any) -> tuple[Any, Any]:
+def _lu_nodes(self: Value) -> tuple[Value, Value]:
     name, rank = f"{self.name}_lu", len(self.shape)
     size = _size(self)
     if _is_one_block(self):
@@ -238,8 +232,8 @@ def _lu_nodes(self: Any) -> tuple[Any, Any]:
         return found, _numbered(pivots, rank)
     missing = _missing(size)
 
-    def block(k: Any, rest: Any) -> tuple[Any, ...]:
-        start = _vector(op.Mul(k, _integer(BLOCK)))
+    def block(k: Value, rest: Value) -> tuple[Value, ...]:
+        start = _vector(op.Mul(k, integer(BLOCK)))
         end = op.Add(start, integers([BLOCK]))
         columns = _part(rest, start, end, -1)
         found, order, pivots = _lu_columns(f"{name}_block", columns, start, integers([BLOCK]), self)
@@ -258,10 +252,10 @@ def _lu_nodes(self: Any) -> tuple[Any, Any]:
     return _first(whole, size, -2, -1), _numbered(_first(pivots, size, 0), rank)
 
 
-def _numbered(pivots: Any, rank: int) -> Any:
+def _numbered(pivots: Value, rank: int) -> Value:
     """LAPACK's numbers (..., n) of rows (n, ..., 1), which begin at 1."""
     moved = op.Transpose(op.Squeeze(pivots, integers([-1])), perm=[*range(1, rank - 1), 0])
-    return op.Cast(op.Add(moved, _integer(1)), to=ir.DataType.INT32)
+    return op.Cast(op.Add(moved, integer(1)), to=ir.DataType.INT32)
 
 
 @custom_operator(
@@ -273,13 +267,13 @@ def lu_factors(self: Tensor) -> tuple[Tensor, Tensor]:
     return found, pivots
 
 
-def _order_nodes(pivots: Any, count: Any) -> Any:
+def _order_nodes(pivots: Value, count: int | Value) -> Value:
     rank = len(pivots.shape)
     rows = _places(Extent.given([count]).value)
     order = op.Expand(rows, op.Concat(op.Shape(pivots, end=rank - 1), Extent.given([count]).value, axis=0))
-    numbers = op.Sub(op.Cast(pivots, to=INT64), _integer(1))
+    numbers = op.Sub(op.Cast(pivots, to=INT64), integer(1))
 
-    def step(j: Any, order: Any) -> tuple[Any, ...]:
+    def step(j: Value, order: Value) -> tuple[Value, ...]:
         other = op.Gather(numbers, _vector(j), axis=-1)
         return (op.GatherElements(order, _swapped(rows, j, other), axis=-1),)
 
@@ -302,11 +296,11 @@ def row_order(pivots: Tensor, count: int) -> Tensor:
 # --- substitution -----------------------------------------------------------------------------------------------------
 
 
-def _rows(name: str, matrix: Any, given: Any, count: Any, unit: bool, like: Any) -> Any:
+def _rows(name: str, matrix: Value, given: Value, count: Value, unit: bool, like: Value) -> Value:
     """Forward substitution by rows, of which there are a number (1,)."""
     rank = len(like.shape)
 
-    def step(j: Any, rest: Any) -> tuple[Any, ...]:
+    def step(j: Value, rest: Value) -> tuple[Value, ...]:
         own, below = op.Gather(rest, j, axis=-2), op.Gather(matrix, j, axis=-1)
         found = own if unit else op.Div(own, op.Gather(below, _vector(j), axis=-1))
         # Rows up to this one are not read again.
@@ -316,15 +310,15 @@ def _rows(name: str, matrix: Any, given: Any, count: Any, unit: bool, like: Any)
     return _from_rows(stack, rank)
 
 
-def _substitution_nodes(matrix: Any, given: Any, unit: bool) -> Any:
+def _substitution_nodes(matrix: Value, given: Value, unit: bool) -> Value:
     name, rank = f"{given.name}_by_{matrix.name}", len(given.shape)
     size = _size(matrix)
     if _is_one_block(matrix):
         return _rows(name, matrix, given, size, unit, given)
     whole = _bordered(matrix)
 
-    def block(k: Any, rest: Any) -> tuple[Any, ...]:
-        start = _vector(op.Mul(k, _integer(BLOCK)))
+    def block(k: Value, rest: Value) -> tuple[Value, ...]:
+        start = _vector(op.Mul(k, integer(BLOCK)))
         end = op.Add(start, integers([BLOCK]))
         columns = _part(whole, start, end, -1)
         own = _part(columns, start, end, -2)
@@ -351,19 +345,19 @@ def substitution(matrix: Tensor, given: Tensor, unit: bool) -> Tensor:
 # --- Householder reflections ------------------------------------------------------------------------------------------
 
 
-def _reflected(rest: Any, vector: Any, factor: Any) -> Any:
+def _reflected(rest: Value, vector: Value, factor: Value) -> Value:
     """A matrix (..., m, n) less the product factor * vector * (vector.T @ matrix)."""
     across = op.MatMul(_row(vector), rest)
     return op.Sub(rest, op.Mul(_column(op.Mul(vector, factor)), across))
 
 
-def _qr(name: str, matrix: Any, like: Any) -> tuple[Any, Any]:
+def _qr(name: str, matrix: Value, like: Value) -> tuple[Value, Value]:
     rank = len(like.shape)
     zero, one = number(0.0, like), number(1.0, like)
     height, width = (op.Shape(matrix, start=rank + axis, end=rank + axis + 1) for axis in (-2, -1))
     rows, across = _places(height), _places(width)
 
-    def step(j: Any, rest: Any) -> tuple[Any, ...]:
+    def step(j: Value, rest: Value) -> tuple[Value, ...]:
         own = op.Gather(rest, j, axis=-1)
         below, here = op.Greater(rows, j), op.Equal(rows, j)
         is_reduced = op.Equal(op.ReduceMax(op.Where(below, op.Abs(own), zero), integers([-1])), zero)
@@ -405,14 +399,14 @@ def reflections(self: Tensor) -> tuple[Tensor, Tensor]:
     return factors, tau
 
 
-def _product(name: str, vectors: Any, factors: Any, given: Any, like: Any) -> Any:
+def _product(name: str, vectors: Value, factors: Value, given: Value, like: Value) -> Value:
     rank = len(like.shape)
     zero, one = number(0.0, like), number(1.0, like)
     rows = _places(op.Shape(vectors, start=rank - 2, end=rank - 1))
     count = _scalar(op.Shape(factors, start=rank - 2))
 
-    def step(i: Any, rest: Any) -> tuple[Any, ...]:
-        j = op.Sub(op.Sub(count, i), _integer(1))
+    def step(i: Value, rest: Value) -> tuple[Value, ...]:
+        j = op.Sub(op.Sub(count, i), integer(1))
         own = op.Where(op.Greater(rows, j), op.Gather(vectors, j, axis=-1), zero)
         factor = op.Gather(factors, _vector(j), axis=-1)
         return (_reflected(rest, op.Where(op.Equal(rows, j), one, own), factor),)
@@ -420,7 +414,7 @@ def _product(name: str, vectors: Any, factors: Any, given: Any, like: Any) -> An
     return loop(name, count, [(given, like.dtype)], step)[0]
 
 
-def _product_nodes(vectors: Any, factors: Any, given: Any) -> Any:
+def _product_nodes(vectors: Value, factors: Value, given: Value) -> Value:
     return _product(f"{vectors.name}_reflections_of_{given.name}", vectors, factors, given, given)
 
 
@@ -441,13 +435,13 @@ def reflected(vectors: Tensor, factors: Tensor, given: Tensor) -> Tensor:
     return found
 
 
-def _orthonormal_nodes(vectors: Any, wanted: Any) -> Any:
+def _orthonormal_nodes(vectors: Value, wanted: Value) -> Value:
     name, rank = f"{vectors.name}_orthonormal", len(vectors.shape)
     zero, one = number(0.0, vectors), number(1.0, vectors)
     rows, across = (_places(op.Shape(vectors, start=rank + axis, end=rank + axis + 1)) for axis in (-2, -1))
     identity = op.Where(op.Equal(op.Unsqueeze(rows, integers([1])), across), one, zero)
 
-    def step(_: Any, given: Any) -> tuple[Any, ...]:
+    def step(_: Value, given: Value) -> tuple[Value, ...]:
         factors, tau = _qr(f"{name}_qr", given, vectors)
         found = _product(f"{name}_product", factors, tau, op.Expand(identity, op.Shape(given)), vectors)
         diagonal = op.ReduceSum(op.Mul(factors, identity), integers([-2]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,14 +23,14 @@ def _is_dynamic(tensor: Tensor) -> bool:
 @replaces(torch.linalg.matrix_norm)
 def _matrix_norm(
     input: Tensor,
-    ord: Any = "fro",
-    dim: Any = (-2, -1),
+    ord: float | str = "fro",
+    dim: tuple[int, int] = (-2, -1),
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    known = ord in BY_SINGULAR_VALUES or ord in BY_SUMS
-    if not known or not _is_dynamic(input) or len(set(dim)) != 2:
+    known = (*BY_SINGULAR_VALUES, *BY_SUMS)
+    if isinstance(ord, str) or ord not in known or not _is_dynamic(input) or len(set(dim)) != 2:
         return torch.linalg.matrix_norm(input, ord, dim, keepdim, dtype=dtype)
     moved = input.to(dtype or input.dtype).movedim(dim, (-2, -1))
     values = moved.abs().sum(BY_SUMS[ord]) if ord in BY_SUMS else torch.linalg.svdvals(moved)
@@ -44,7 +44,12 @@ def _matrix_norm(
 
 @replaces(torch.linalg.norm)
 def _norm(
-    input: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    input: Tensor,
+    ord: float | str | None = None,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     axes = (dim,) if isinstance(dim, int) else (0, 1) if dim is None and input.dim() == 2 else tuple(dim or ())
     if ord is None or len(axes) != 2:
@@ -53,7 +58,7 @@ def _norm(
 
 
 @replaces(torch.linalg.cond)
-def _cond(input: Tensor, p: Any = None) -> Tensor:
+def _cond(input: Tensor, p: float | str | None = None) -> Tensor:
     if p in (None, *BY_SINGULAR_VALUES) or not _is_dynamic(input):
         return torch.linalg.cond(input, p)
     inverse, info = torch.linalg.inv_ex(input)

@@ -6,8 +6,6 @@ many steps, a sweep, each row has met each other one (Brent and Luk 1985).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.loops import loop
-from onnx_ops.torch.base.nodes import integers, number, op, sizes
+from onnx_ops.torch.base.nodes import Value, integer, integers, number, op, sizes
 
 SWEEPS = 60
 """The largest number. Rows of random numbers take 8 where there are 64 of them."""
@@ -29,7 +27,7 @@ NEGLIGIBLE = 1e-44
 INT64 = ir.DataType.INT64
 
 
-def _order(rows: Any) -> tuple[Any, Any]:
+def _order(rows: Value) -> tuple[Value, Value]:
     """The places from which the rows come in a step of a round robin, and for each row the place of its partner.
 
     Partners are half of the rows apart. The first row stays; each other one goes to the next place in
@@ -50,22 +48,18 @@ def _order(rows: Any) -> tuple[Any, Any]:
     return op.Concat(first, second, axis=0), partner
 
 
-def integer(value: int) -> Any:
-    return op.Constant(value=ir.tensor(np.int64(value)))
-
-
-def _scalar(vector: Any) -> Any:
+def _scalar(vector: Value) -> Value:
     """The element of a vector (1,)."""
     return op.Squeeze(vector, integers([0]))
 
 
-def _size(matrix: Any, axis: int = -2) -> Any:
+def _size(matrix: Value, axis: int = -2) -> Value:
     """(1,) int64."""
     rank = len(matrix.shape)
     return op.Shape(matrix, start=rank + axis, end=rank + axis + 1)
 
 
-def _even(rows: Any) -> Any:
+def _even(rows: Value) -> Value:
     """Rows with a row of zeros at their end if their number is odd."""
     size, rank = sizes(rows)[-2], len(rows.shape)
     if size >= 0 and size % 2 == 0:
@@ -74,7 +68,7 @@ def _even(rows: Any) -> Any:
     return op.Pad(rows, op.Concat(before, op.Mod(_size(rows), integers([2])), integers([0]), axis=0))
 
 
-def _orthogonal_nodes(rows: Any, tolerance: float) -> tuple[Any, Any]:
+def _orthogonal_nodes(rows: Value, tolerance: float) -> tuple[Value, Value]:
     name, rank = f"{rows.name}_orthogonal", len(rows.shape)
     zero, last = number(0.0, rows), integers([-1])
     width, (order, partner) = _size(rows, -1), _order(rows)
@@ -86,7 +80,7 @@ def _orthogonal_nodes(rows: Any, tolerance: float) -> tuple[Any, Any]:
     least = op.Where(is_second, number(np.finfo(np.float64).tiny, rows), zero)
     swap = [*range(rank - 2), rank - 1, rank - 2]
 
-    def rotated(_: Any, values: Any) -> tuple[Any, ...]:
+    def rotated(_: Value, values: Value) -> tuple[Value, ...]:
         row, other = op.Gather(values, order, axis=-2), op.Gather(values, exchanged, axis=-2)
         norm, product = op.ReduceSumSquare(row, last), op.ReduceSum(op.Mul(row, other), last)
         other_norm = op.Gather(norm, partner, axis=-2)
@@ -102,7 +96,7 @@ def _orthogonal_nodes(rows: Any, tolerance: float) -> tuple[Any, Any]:
         cosine_inverse = op.Sqrt(op.Add(op.Mul(tangent, tangent), number(1.0, rows)))
         return (op.Div(op.Sub(row, op.Mul(other, tangent)), cosine_inverse),)
 
-    def above(values: Any, factor: float) -> Any:
+    def above(values: Value, factor: float) -> Value:
         """(), int64, the number of pairs with a larger cosine than the limit times the factor."""
         norms = op.ReduceSumSquare(values, last)
         total = op.ReduceSum(norms, integers([-2]))
@@ -113,7 +107,7 @@ def _orthogonal_nodes(rows: Any, tolerance: float) -> tuple[Any, Any]:
         # Without the diagonal.
         return op.ReduceSum(op.Trilu(op.Cast(found, to=INT64), integer(1), upper=1), keepdims=0)
 
-    def sweep(_: Any, values: Any) -> tuple[Any, ...]:
+    def sweep(_: Value, values: Value) -> tuple[Value, ...]:
         # As many steps as bring each row back to its place.
         steps = op.Sub(_scalar(op.Shape(values, start=rank - 2, end=rank - 1)), integer(1))
         (values,) = loop(f"{name}_step", steps, [(values, rows.dtype)], rotated)

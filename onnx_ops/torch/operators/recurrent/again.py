@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.nn import functional
 
@@ -93,12 +94,12 @@ class _Once(torch.autograd.Function):
     """The first tensors, which depend on all others in a way that cannot be differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    def forward(ctx: FunctionCtx, name: str, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.name = name
         return tuple(None if tensor is None else tensor.view_as(tensor) for tensor in tensors[:count])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> Any:
         kind = ctx.name.split("_")[0].upper()
         raise NotImplementedError(
             f"the gradients of a layer {kind} are differentiated again, as by create_graph=True, over a number of steps"

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from onnx_ops.torch.base.custom_ops import custom_operator, domain_ops
-from onnx_ops.torch.base.nodes import aclnn, integers, number, op, sizes
+from onnx_ops.torch.base.nodes import Value, aclnn, integers, number, op, sizes
 
 Tensors = tuple[Tensor, ...]
 
@@ -34,7 +33,7 @@ PAGE, LINE = 4096, 64
 """Bytes: numbers that are a multiple of PAGE apart share a set of a processor's cache; LINE is its line."""
 
 
-def _product_nodes(rows: Any, weight: Any) -> Any:
+def _product_nodes(rows: Value, weight: Value) -> Value:
     count, depth = sizes(rows)[1:]
     if count not in FEW_ROWS:
         return op.MatMul(rows, weight)
@@ -84,11 +83,15 @@ class Kind(ABC):
         """
 
     @abstractmethod
-    def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    def step_nodes(
+        self, given: Value, recurrent: Value, states: Sequence[Value]
+    ) -> tuple[Sequence[Value], Sequence[Value]]:
         """`step` in nodes of ONNX."""
 
     @abstractmethod
-    def back_nodes(self, gradients: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+    def back_nodes(
+        self, gradients: Sequence[Value], kept: Sequence[Value]
+    ) -> tuple[Value, Value, Sequence[Value | None]]:
         """`back` in nodes of ONNX."""
 
 
@@ -103,11 +106,15 @@ class Lstm(Kind):
         by_gates, by_cell = domain_ops.ThnnFusedLstmCellBackward(*gradients, *kept)
         return by_gates, by_gates, [None, by_cell]
 
-    def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    def step_nodes(
+        self, given: Value, recurrent: Value, states: Sequence[Value]
+    ) -> tuple[Sequence[Value], Sequence[Value]]:
         hidden, cell, gates = aclnn.ThnnFusedLstmCell(given, recurrent, states[1])
         return (hidden, cell), (states[1], cell, gates)
 
-    def back_nodes(self, gradients: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+    def back_nodes(
+        self, gradients: Sequence[Value], kept: Sequence[Value]
+    ) -> tuple[Value, Value, Sequence[Value | None]]:
         by_gates, by_cell = aclnn.ThnnFusedLstmCellBackward(*gradients, *kept)
         return by_gates, by_gates, [None, by_cell]
 
@@ -134,7 +141,9 @@ class Gru(Kind):
         recurrent = torch.cat([by_reset, by_update, by_new * reset], -1)
         return given, recurrent, [gradient * update]
 
-    def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    def step_nodes(
+        self, given: Value, recurrent: Value, states: Sequence[Value]
+    ) -> tuple[Sequence[Value], Sequence[Value]]:
         (hidden,) = states
         given_reset, given_update, given_new = op.Split(given, num_outputs=3, axis=-1)
         reset, update, remembered = op.Split(recurrent, num_outputs=3, axis=-1)
@@ -143,7 +152,9 @@ class Gru(Kind):
         after = op.Add(new, op.Mul(update, op.Sub(hidden, new)))
         return (after,), (reset, update, new, remembered, hidden)
 
-    def back_nodes(self, gradients: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+    def back_nodes(
+        self, gradients: Sequence[Value], kept: Sequence[Value]
+    ) -> tuple[Value, Value, Sequence[Value | None]]:
         (gradient,) = gradients
         reset, update, new, remembered, hidden = kept
         one = number(1.0, new)
@@ -174,11 +185,15 @@ class Plain(Kind):
         before = gradient * self._slope(kept[0])
         return before, before, [None]
 
-    def step_nodes(self, given: Any, recurrent: Any, states: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    def step_nodes(
+        self, given: Value, recurrent: Value, states: Sequence[Value]
+    ) -> tuple[Sequence[Value], Sequence[Value]]:
         hidden = getattr(op, self._node)(op.Add(given, recurrent))
         return (hidden,), (hidden,)
 
-    def back_nodes(self, gradients: Sequence[Any], kept: Sequence[Any]) -> tuple[Any, Any, Sequence[Any]]:
+    def back_nodes(
+        self, gradients: Sequence[Value], kept: Sequence[Value]
+    ) -> tuple[Value, Value, Sequence[Value | None]]:
         (hidden,) = kept
         if self._node == "Relu":
             slope = op.CastLike(op.Greater(hidden, number(0.0, hidden)), hidden)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.utils._pytree import tree_map_only
 
@@ -39,7 +40,7 @@ class Direction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         name: str,
         backwards: bool,
         sequence: Tensor,
@@ -80,7 +81,7 @@ class Direction(torch.autograd.Function):
         return torch.cat(hidden[::-1] if backwards else hidden), *states
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+    def backward(ctx: FunctionCtx, *grads: Tensor | None) -> Any:
         gradients = functools.partial(Direction._gradients, ctx, *grads)
         if not torch.is_grad_enabled():
             return None, None, *gradients()
@@ -88,7 +89,7 @@ class Direction(torch.autograd.Function):
         return None, None, *gradients_again(ctx.name, ctx.backwards, None, inputs, grads, gradients)
 
     @staticmethod
-    def _gradients(ctx: Any, by_outputs: Tensor | None, *by_states: Tensor | None) -> tuple[Tensor | None, ...]:
+    def _gradients(ctx: FunctionCtx, by_outputs: Tensor | None, *by_states: Tensor | None) -> tuple[Tensor | None, ...]:
         steps = ctx.count
         sequence, input_weight, _, weight, _, projection, *rest = ctx.saved_tensors
         rest = rest[ctx.states :]
@@ -187,7 +188,14 @@ def _layers(
     return sequence, *(torch.cat(parts) for parts in zip(*ends, strict=True))
 
 
-def _computed(name: str, sequence: Tensor, mask: Tensor | None, hx: Any, params: Any, *settings: Any) -> Tensors:
+def _computed(
+    name: str,
+    sequence: Tensor,
+    mask: Tensor | None,
+    hx: Tensor | Sequence[Tensor],
+    params: Sequence[Tensor],
+    *settings: Any,
+) -> Tensors:
     """The results of all layers for a padded sequence (T, N, I), in its dtype.
 
     Steps of 16 bits, as under torch.autocast, are computed in float32, without rounding between them.
@@ -206,8 +214,8 @@ def _instead_of(name: str) -> Callable[..., Tensors]:
 
     def padded(
         input: Tensor,
-        hx: Any,
-        params: Any,
+        hx: Tensor | Sequence[Tensor],
+        params: Sequence[Tensor],
         has_biases: bool,
         num_layers: int,
         dropout: float,
@@ -220,7 +228,9 @@ def _instead_of(name: str) -> Callable[..., Tensors]:
         whole, *ends = _computed(name, input.transpose(0, 1) if batch_first else input, None, hx, params, *settings)
         return whole.transpose(0, 1) if batch_first else whole, *ends
 
-    def packed(data: Tensor, batch_sizes: Tensor, hx: Any, params: Any, *settings: Any) -> Tensors:
+    def packed(
+        data: Tensor, batch_sizes: Tensor, hx: Tensor | Sequence[Tensor], params: Sequence[Tensor], *settings: Any
+    ) -> Tensors:
         packing = Packing.of(batch_sizes)
         whole, *ends = _computed(name, packing.pad(data), packing.mask, hx, params, *settings)
         return packing.pack(whole), *ends

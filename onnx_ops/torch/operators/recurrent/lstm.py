@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.operators.recurrent.again import Gradients, gradients_again
@@ -20,7 +21,7 @@ class LstmDirection(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         mask: Tensor | None,
         backwards: bool,
         sequence: Tensor,
@@ -42,7 +43,7 @@ class LstmDirection(torch.autograd.Function):
         return output, output[last].unsqueeze(0), cells[last].unsqueeze(0)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+    def backward(ctx: FunctionCtx, *grads: Tensor | None) -> Any:
         gradients = functools.partial(LstmDirection._gradients, ctx, *grads)
         if not torch.is_grad_enabled():
             return None, None, *gradients()
@@ -59,7 +60,7 @@ class LstmDirection(torch.autograd.Function):
 
     @staticmethod
     def _gradients(
-        ctx: Any, by_output: Tensor | None, by_hidden: Tensor | None, by_cell: Tensor | None
+        ctx: FunctionCtx, by_output: Tensor | None, by_hidden: Tensor | None, by_cell: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         mask, sequence, input_weight, input_bias, weight, hidden, cell, output, cells, gates = ctx.saved_tensors
         init_c = cell.squeeze(0)

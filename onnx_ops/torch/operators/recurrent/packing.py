@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import replaces
-
-Size: TypeAlias = int | torch.SymInt
 
 
 @dataclass(frozen=True)

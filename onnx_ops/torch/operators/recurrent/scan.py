@@ -9,29 +9,30 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.loops import scan
-from onnx_ops.torch.base.nodes import number, op
+from onnx_ops.torch.base.nodes import Value, number, op
 from onnx_ops.torch.operators.recurrent.again import gradients_again
 from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, like
 
 
-def _present(*sequences: Any) -> list[Any]:
+def _present(*sequences: Value | None) -> list[Value]:
     return [sequence for sequence in sequences if sequence is not None]
 
 
 def _loop_nodes(
     kind: str,
     backwards: bool,
-    given: Any,
-    mask: Any,
-    weight: Any,
-    bias: Any,
-    projection: Any,
-    states: Sequence[Any],
-) -> Sequence[Any]:
-    def step(*values: Any) -> Sequence[Any]:
+    given: Value,
+    mask: Value | None,
+    weight: Value,
+    bias: Value | None,
+    projection: Value | None,
+    states: Sequence[Value],
+) -> Sequence[Value]:
+    def step(*values: Value) -> Sequence[Value]:
         before, (now, *there) = values[: len(states)], values[len(states) :]
         recurrent = op.MatMul(before[0], weight)
         if bias is not None:
@@ -96,14 +97,14 @@ def recurrent_loop(
 def _loop_back_nodes(
     kind: str,
     backwards: bool,
-    by_outputs: Any,
-    mask: Any,
-    by_states: Sequence[Any],
-    weight: Any,
-    projection: Any,
-    kept: Sequence[Any],
-) -> Sequence[Any]:
-    def step(*values: Any) -> Sequence[Any]:
+    by_outputs: Value,
+    mask: Value | None,
+    by_states: Sequence[Value],
+    weight: Value,
+    projection: Value | None,
+    kept: Sequence[Value],
+) -> Sequence[Value]:
+    def step(*values: Value) -> Sequence[Value]:
         gradients, (by_output, *own) = list(values[: len(by_states)]), list(values[len(by_states) :])
         gradients[0] = op.Add(gradients[0], by_output)
         if mask is not None:
@@ -177,7 +178,7 @@ class ScannedDirection(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         mask: Tensor | None,
         name: str,
         backwards: bool,
@@ -202,7 +203,7 @@ class ScannedDirection(torch.autograd.Function):
         return hidden, *ends
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> Any:
         gradients = functools.partial(ScannedDirection._gradients, ctx, *grads)
         if not torch.is_grad_enabled():
             return None, None, None, *gradients()
@@ -210,7 +211,7 @@ class ScannedDirection(torch.autograd.Function):
         return None, None, None, *gradients_again(ctx.name, ctx.backwards, mask, inputs, grads, gradients)
 
     @staticmethod
-    def _gradients(ctx: Any, by_outputs: Tensor, *by_states: Tensor) -> tuple[Tensor | None, ...]:
+    def _gradients(ctx: FunctionCtx, by_outputs: Tensor, *by_states: Tensor) -> tuple[Tensor | None, ...]:
         mask, sequence, input_weight, _, weight, _, projection, *rest = ctx.saved_tensors
         rest = rest[ctx.states :]
         before = rest.pop(0)
