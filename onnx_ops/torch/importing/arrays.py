@@ -11,11 +11,12 @@ from onnx import helper
 from torch import Tensor
 
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.sizes import Number
 from onnx_ops.torch.importing.nodes import Node, Value, axes_of, sizes
 from onnx_ops.torch.importing.shapes import expand, filled, shape_of, slices_of
 
 
-def known(result: Any) -> Value:
+def known(result: Tensor | np.ndarray | np.generic | Number) -> Value:
     """A result of NumPy, which makes numbers of arrays of rank 0."""
     if isinstance(result, Tensor | np.ndarray):
         return result

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.fx.node import Argument
 from torch.onnx._internal.exporter import _decomp, _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.onnx._internal.fx.passes.type_promotion import (
@@ -26,7 +27,7 @@ from torch.onnx._internal.fx.passes.type_promotion import (
     _TypePromotionInterpreter,
     get_type_promotion_rule,
 )
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -119,7 +120,11 @@ def _decompose(module: GraphModule, decompositions: Decompositions) -> None:
 
 
 def _decomposition(
-    target: OpOverload, leaves: list[Any], values: Mapping[int, Any], structure: Any, decompositions: Decompositions
+    target: OpOverload,
+    leaves: list[Any],
+    values: Mapping[int, Any],
+    structure: TreeSpec,
+    decompositions: Decompositions,
 ) -> GraphModule:
     """The decomposition of a call of an operator, as a graph of the arguments that `values` has by their place."""
 
@@ -205,13 +210,13 @@ def _share_sizes(module: GraphModule) -> None:
             node.replace_all_uses_with(known[expression])
 
 
-def _root(node: Node, symbol: Any, expression: Any, size: Node) -> Node:
+def _root(node: Node, symbol: sympy.Symbol, expression: sympy.Expr, size: Node) -> Node:
     """N of a dimension such as 2 * Dim("N"), whose size is an expression in its symbol, as nodes before a node."""
     whole, factor = sympy.Symbol("size", integer=True), expression.coeff(symbol)
     return _computed(node, FloorDiv(whole - expression.coeff(symbol, 0), factor), {whole: size})
 
 
-def _computed(node: Node, expression: Any, sizes: Mapping[Any, Node]) -> Node:
+def _computed(node: Node, expression: sympy.Expr, sizes: Mapping[sympy.Symbol, Node]) -> Node:
     """An expression of sizes as nodes before a node."""
     before = node.prev
     with node.graph.inserting_before(node):
@@ -229,7 +234,7 @@ def _type_promotion() -> TypePromotionTable:
     return TypePromotionTable()
 
 
-def _is_floating(number: Any) -> bool:
+def _is_floating(number: Argument) -> bool:
     return isinstance(number.meta["val"] if isinstance(number, Node) else number, float | torch.SymFloat)
 
 

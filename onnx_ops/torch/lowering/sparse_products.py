@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import Graph, GraphModule, Node
 
@@ -84,7 +85,7 @@ def _scattered(graph: Graph, start: Node, axis: int, index: Node, rows: Node) ->
     return None if product is None else added_call(graph, aten.reshape.default, (product, [-1, *shape[1:]]))
 
 
-def _product(graph: Graph, terms: Node, row: Node, count: Any) -> Node | None:
+def _product(graph: Graph, terms: Node, row: Node, count: int | sympy.Expr) -> Node | None:
     """Sums of terms with the same `row`, (count, ...); None unless they are rows of a table, maybe with weights."""
     terms = _origin(terms)
     shape = sizes_of(terms)

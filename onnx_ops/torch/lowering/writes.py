@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.fx.node import Argument, Target
 from torch.utils._pytree import tree_leaves
 
 from onnx_ops.torch.base.table import is_decomposed
@@ -34,7 +35,7 @@ def without_writes(graph: GraphModule) -> GraphModule:
     return _functionalized(graph) if any(_writes(node) for module in modules for node in module.graph.nodes) else graph
 
 
-def signature(value: Any) -> Any:
+def signature(value: object) -> Any:
     """Sizes, strides and dtype of a tensor; type and text of another value."""
     if isinstance(value, torch.Tensor):
         return str(value.shape), str(value.stride()), value.dtype
@@ -151,7 +152,7 @@ def _allocates(node: Node) -> bool:
     return isinstance(made, Node) and isinstance(made.target, OpOverload) and not _aliases(made)
 
 
-def _is_whole(value: Any, written: torch.Tensor) -> bool:
+def _is_whole(value: object, written: torch.Tensor) -> bool:
     """Whether a tensor with the storage of another one has the same elements at the same places."""
     return (
         isinstance(value, torch.Tensor)
@@ -319,13 +320,13 @@ def _functionalized(graph: GraphModule) -> GraphModule:
 class _Functional(torch.fx.Interpreter):
     """Runs a graph under functionalize, which replaces writes only to tensors computed from those it has wrapped."""
 
-    def get_attr(self, target: str, args: Any, kwargs: Any) -> Any:
+    def get_attr(self, target: str, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> Any:
         value = super().get_attr(target, args, kwargs)
         if not isinstance(value, torch.Tensor):
             return value
         return _wrap_functional_tensor(value, retrieve_current_functorch_interpreter().level())
 
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A write to one of the results of unbind makes numbers of dynamic sizes.
         if target is aten.unbind.int and any(map(is_symbolic, args[0].shape)):
             axis = args[1] if len(args) > 1 else 0

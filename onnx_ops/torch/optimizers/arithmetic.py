@@ -53,7 +53,7 @@ class SharedScalars(TorchFunctionMode):
         return result
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> bool:
     """Whether an argument is a number, a dtype or a scalar."""
     return not value.dim() if isinstance(value, torch.Tensor) else isinstance(value, int | float | torch.dtype)
 

@@ -115,6 +115,6 @@ class FirstCall:
             if not any(is_functorch_wrapped_tensor(tensor) for _, tensor in tensors(arguments)):
                 self._info.call = ModelCall(arguments, len(args))
 
-    def _record_result(self, model: torch.nn.Module, args: tuple[Any, ...], result: Any) -> None:
+    def _record_result(self, model: torch.nn.Module, args: tuple[Any, ...], result: object) -> None:
         if self._returned is None and self._info.call is not None:
             self._returned = [tensor for _, tensor in tensors(result)]

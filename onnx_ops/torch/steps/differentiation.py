@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -60,7 +59,7 @@ def gradients(loss: torch.Tensor, wanted: Tensors) -> dict[str, torch.Tensor | N
     return gradients
 
 
-def loss_and_outputs(result: Any) -> tuple[torch.Tensor, Tensors]:
+def loss_and_outputs(result: object) -> tuple[torch.Tensor, Tensors]:
     """The loss, a tensor of one element, and the further tensors of the loss function's result, by name."""
     if isinstance(result, torch.Tensor):
         loss, rest = result, {}

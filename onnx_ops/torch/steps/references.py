@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Any
 from unittest import mock
 
 import torch
@@ -46,7 +45,7 @@ class References:
     def replaced(self, given: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """A context in which the modules have the given tensors, by name, in place of the model's."""
 
-        def other(leaf: Any) -> Any:
+        def other(leaf: object) -> object:
             name = self._name(leaf)
             return leaf if name is None else given[name] if id(leaf) in self._names else given[name].detach()
 
@@ -58,7 +57,7 @@ class References:
                 stack.enter_context(mock.patch.dict(vars(module), {attribute: tree_map(other, value)}))
             yield
 
-    def _name(self, leaf: Any) -> str | None:
+    def _name(self, leaf: object) -> str | None:
         """The name of the parameter or buffer that a leaf is, or is when it is detached; None for another one."""
         if id(leaf) in self._names:
             return self._names[id(leaf)]

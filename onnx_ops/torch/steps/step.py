@@ -157,7 +157,7 @@ class JointStep:
 
         first = FirstCall(self.model, info)
 
-        def with_gradients(result: Any) -> Tensors:
+        def with_gradients(result: object) -> Tensors:
             loss, reported = loss_and_outputs(result)
             info.returns_loss = first.returned(loss)
             outputs = {LOSS: loss.detach().reshape(())} | {name: value.detach() for name, value in reported.items()}

@@ -20,6 +20,7 @@ from torch.autograd import functional
 from torch.library import _scoped_library
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.operators.dynamic_convolutions import convolved, gradient_of_weight
 from onnx_ops.torch.operators.embedding import counts
 
@@ -67,7 +68,10 @@ def _flat_standard_basis(tensors: Sequence[Tensor], tensor_numels: Sequence[int]
 
 
 def _vmap(
-    function: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, allow_none_pass_through: bool = False
+    function: Callable[..., Any],
+    in_dims: int | tuple[int, ...] = 0,
+    out_dims: int | tuple[int, ...] = 0,
+    allow_none_pass_through: bool = False,
 ) -> Callable[..., Any]:
     """As that of torch.autograd, by torch.vmap, which has no results that are None."""
 
@@ -341,7 +345,7 @@ def _convolution_backward(
     return tuple(gradients)
 
 
-def _of_batch(self: Tensor, size: Any) -> Tensor:
+def _of_batch(self: Tensor, size: Size) -> Tensor:
     """Numbers of rows of a table, (B, ...), as those of B tables of `size` rows one after the other."""
     starts = torch.arange(self.shape[0]).mul(size)
     return self + starts.reshape([-1] + [1] * (self.dim() - 1))
@@ -370,7 +374,7 @@ def _embedding(
 
 
 def _embedding_backward(
-    unwrapped: Unwrap, grad_output: Tensor, indices: Tensor, num_weights: Any, padding_idx: int, by_count: bool
+    unwrapped: Unwrap, grad_output: Tensor, indices: Tensor, num_weights: Size, padding_idx: int, by_count: bool
 ) -> Tensor:
     result: Tensor
     grads, places = _expanded(unwrapped, [grad_output, indices])

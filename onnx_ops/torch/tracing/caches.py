@@ -54,7 +54,7 @@ class _Caches:
 _CACHES = _Caches()
 
 
-def _of_library(cache: Any) -> bool:
+def _of_library(cache: functools._lru_cache_wrapper[Any]) -> bool:
     """Whether a library has decorated its own function; a user may have a cache of torch.arange.
 
     sympy is one here: its caches have expressions, and it computes what it cannot look up.
@@ -120,7 +120,7 @@ def bypassed_caches() -> Iterator[None]:
             assign(cache)
 
 
-def _places(holder: Any, caches: Mapping[int, Any]) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+def _places(holder: object, caches: Mapping[int, Any]) -> Iterator[tuple[Any, Callable[[Any], None]]]:
     """The cached functions in a variable of a closure, or a dictionary, with the assignments to these places."""
     if isinstance(holder, CellType):
         yield holder.cell_contents, functools.partial(setattr, holder, "cell_contents")

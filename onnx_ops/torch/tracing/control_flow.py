@@ -14,10 +14,12 @@ from torch._higher_order_ops import scan as torch_scan
 from torch._higher_order_ops.associative_scan import _interleave
 from torch._higher_order_ops.associative_scan import generic_associative_scan as torch_associative_scan
 from torch._higher_order_ops.map import map as torch_map
+from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+from torch.utils._pytree import PyTree, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.tracing.frames import line_now
 
 
@@ -45,12 +47,12 @@ class _Gate(torch.autograd.Function):
     """A tensor whose gradient counts only where a condition holds: NaN and infinity do not pass otherwise."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, condition: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, tensor: Tensor, condition: Tensor) -> Tensor:
         ctx.save_for_backward(condition)
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
         (condition,) = ctx.saved_tensors
         return torch.where(condition, grads[0], 0), None
 
@@ -59,7 +61,7 @@ _APPLY = vars(torch.autograd.Function)["apply"]
 """The class method, of which PyTorch's versions have different kinds."""
 
 
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
     return _APPLY.__get__(None, cls)(*args, **kwargs)
 
 
@@ -103,7 +105,7 @@ class _Branch(TorchFunctionMode):
         return self._gates[id(tensor)]
 
     def run(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
-        def gated(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        def gated(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
             return _apply(cls, *tree_map_only(Tensor, self._gated, args), **kwargs)
 
         with mock.patch.object(torch.autograd.Function, "apply", classmethod(gated)), self:
@@ -120,7 +122,7 @@ class _Branch(TorchFunctionMode):
         return {key for key, (tensor, _) in self.given.items() if tensor.requires_grad}
 
 
-def _kinds(result: Any) -> Any:
+def _kinds(result: PyTree) -> PyTree:
     """The dtypes and shapes of the tensors in a result."""
     return tree_map_only(Tensor, lambda tensor: (tensor.dtype, tuple(tensor.shape)), result)
 
@@ -130,7 +132,9 @@ def _place() -> str:
     return "" if line is None else f" at {line}"
 
 
-def cond(pred: Any, true_fn: Function, false_fn: Function, operands: Sequence[Any] = ()) -> Any:
+def cond(
+    pred: Tensor | torch.SymBool | float, true_fn: Function, false_fn: Function, operands: Sequence[Any] = ()
+) -> Any:
     """As torch.cond: runs both branches and selects the results of one; the gradients of the other one are 0.
 
     A condition on dynamic sizes restricts these, as that of an `if`, where the branches have gradients of different
@@ -168,7 +172,9 @@ def while_loop(cond_fn: Function, body_fn: Function, carried_inputs: Sequence[An
     return carried
 
 
-def scan(combine_fn: Function, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> tuple[Any, Any]:
+def scan(
+    combine_fn: Function, init: PyTree, xs: PyTree, *, dim: int = 0, reverse: bool = False
+) -> tuple[PyTree, PyTree]:
     """As torch._higher_order_ops.scan: a loop of Python over the slices along an axis."""
     leaves, structure = tree_flatten(xs)
     if not leaves:
@@ -184,7 +190,7 @@ def scan(combine_fn: Function, init: Any, xs: Any, *, dim: int = 0, reverse: boo
     return carry, tree_map(lambda *each: torch.stack(each, axis if axis <= each[0].dim() else 0), *results)
 
 
-def mapped(f: Function, xs: Any, *args: Any) -> Any:
+def mapped(f: Function, xs: PyTree, *args: Any) -> PyTree:
     """As torch._higher_order_ops.map: a loop of Python over the rows of tensors."""
     leaves, structure = tree_flatten(xs)
     results = [f(tree_unflatten(row, structure), *args) for row in zip(*leaves, strict=True)]
@@ -199,7 +205,7 @@ def generic_associative_scan(
     if count < 2:
         return leaves
 
-    def every_second(tensors: Sequence[Tensor], start: int, end: Any) -> list[Tensor]:
+    def every_second(tensors: Sequence[Tensor], start: int, end: Size) -> list[Tensor]:
         return [torch.ops.aten.slice(tensor, dim, start, end, 2) for tensor in tensors]
 
     pairs = operator(*every_second(leaves, 0, count - 1), *every_second(leaves, 1, count), *additional_inputs)

@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.tracing.certainty import is_certain
 from onnx_ops.torch.tracing.frames import is_library
 from onnx_ops.torch.tracing.mathematics import SIZES
@@ -30,7 +31,7 @@ class _Kind(type):
     origin: type
     symbol: type
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, (cls.origin, cls.symbol))
 
     def __subclasscheck__(cls, subclass: type) -> bool:
@@ -51,7 +52,7 @@ class _Kind(type):
         return _whole(number) if cls.origin is int else torch.sym_float(number)
 
 
-def _whole(number: Any) -> Any:
+def _whole(number: torch.SymInt | torch.SymFloat) -> Size:
     """Rounded towards 0; down, which conditions on sizes can be solved for, if it is certainly not negative."""
     if isinstance(number, torch.SymInt):
         return number
@@ -119,7 +120,7 @@ class Conversions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _noting(self, method: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
-        def noted(number: Any) -> Any:
+        def noted(number: torch.SymInt | torch.SymFloat) -> Any:
             self._note(sys._getframe(1), name)
             return method(number)
 

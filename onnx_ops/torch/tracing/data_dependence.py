@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import RuntimeAssert, ShapeEnv, free_
 from torch.overrides import TorchFunctionMode
 from torch.types import py_sym_types
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import PyTree, tree_leaves
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import TensorReferenceAnalysis
@@ -56,7 +56,7 @@ KINDS = {torch.SymBool: "bool", torch.SymInt: "int", torch.SymFloat: "float"}
 Numbers = list[int | float | bool]
 
 
-def _sources(result: Any) -> list[Callable[[], Any]]:
+def _sources(result: PyTree) -> list[Callable[[], Any]]:
     """What makes tensors of the numbers in a result, in the order of `_numbers`."""
     return [
         source
@@ -185,7 +185,7 @@ def _hash(number: torch.SymInt) -> int:
     return hash(int(number)) if read else _hash_of_size(number)
 
 
-def _numbers(result: Any) -> list[Any]:
+def _numbers(result: PyTree) -> list[Any]:
     """The numbers in a result: itself, or the sizes of its tensors."""
     leaves = tree_leaves(result)
     return [n for leaf in leaves for n in (leaf.shape if isinstance(leaf, torch.Tensor) else [leaf])]
@@ -321,7 +321,12 @@ class DataDependence(TorchDispatchMode):
             self._followed = {key: kept for key, kept in self._followed.items() if key not in changed}
         return follows
 
-    def _read(self, number: Any, value: int | float | bool | None, source: Callable[[], torch.Tensor]) -> None:
+    def _read(
+        self,
+        number: torch.SymInt | torch.SymFloat | torch.SymBool,
+        value: int | float | bool | None,
+        source: Callable[[], torch.Tensor],
+    ) -> None:
         """Enter a symbol that is new, with its value; `source` returns a tensor of the number."""
         expr = number.node.expr
         symbol = expr.lhs if isinstance(number, torch.SymBool) and isinstance(expr, sympy.Eq) else expr
@@ -400,7 +405,7 @@ class _Analysis(TensorReferenceAnalysis):
     """Expressions of symbols as operators on tensors; constants are tensors of a factory that a trace records."""
 
     @staticmethod
-    def constant(c: Any, dtype: torch.dtype) -> torch.Tensor:
+    def constant(c: sympy.Number | sympy.logic.boolalg.BooleanAtom, dtype: torch.dtype) -> torch.Tensor:
         number = bool(c) if dtype is torch.bool else int(c) if dtype is torch.int64 else float(c)
         return torch.full((), number, dtype=dtype)
 

@@ -103,7 +103,7 @@ def _copies(graph: GraphModule) -> dict[Node, Node]:
     return dict(reversed(found.items()))
 
 
-def _storage(node: Any) -> int | None:
+def _storage(node: object) -> int | None:
     """That of the tensor that a node returns; None if it is not known."""
     tensor = node.meta.get("val") if isinstance(node, Node) else None
     return storage_of(tensor) if isinstance(tensor, torch.Tensor) else None
@@ -116,7 +116,7 @@ def _attribute(graph: GraphModule, node: Node) -> Any:
     return found
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(one: object, other: object) -> bool:
     if isinstance(one, GraphModule) and isinstance(other, GraphModule):
         return is_same(one, other)
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):

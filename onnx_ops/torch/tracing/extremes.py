@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from onnx_ops.torch.base.sizes import Number
 from onnx_ops.torch.tracing.certainty import is_certain
 from onnx_ops.torch.tracing.mathematics import SIZES
 
@@ -56,13 +57,14 @@ class _Extreme:
             return functools.reduce(self._size, given)
         return self.original(*args, **options)
 
-    def _tensor(self, found: Any, other: Any) -> Any:
+    def _tensor(self, found: Tensor | Number, other: Tensor | Number) -> Tensor | Number:
         if not isinstance(found, Tensor) and not isinstance(other, Tensor):
             return self._size(found, other)
-        found, other = _as_tensor(found, other), _as_tensor(other, found)
+        dtype = next(one.dtype for one in (found, other) if isinstance(one, Tensor))
+        found, other = (torch.full((), one, dtype=dtype) if isinstance(one, SIZES) else one for one in (found, other))
         return torch.where(self.precedes(other, found), other, found)
 
-    def _size(self, found: Any, other: Any) -> Any:
+    def _size(self, found: Number, other: Number) -> Number:
         if not isinstance(found, SIZES) and not isinstance(other, SIZES):
             return self.original(found, other)
         if _is_certain(self.follows(other, found)):
@@ -92,11 +94,6 @@ def _is_called_by_pytorch() -> bool:
     """Whether PyTorch's code, but that of layers, calls max or min, of sizes of which it then wants to know more."""
     module = sys._getframe(2).f_globals.get("__name__", "")
     return bool(module.startswith("torch.") and not module.startswith("torch.nn."))
-
-
-def _as_tensor(number: Any, tensor: Any) -> Any:
-    """A number that depends on a dynamic size as a tensor of the dtype of another one."""
-    return torch.full((), number, dtype=tensor.dtype) if isinstance(number, SIZES) else number
 
 
 def _is_certain(condition: bool | torch.SymBool) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -13,6 +13,9 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import _CacheKeyState, _DispatchCacheValidEntry
 
 
 @contextlib.contextmanager
@@ -71,7 +74,7 @@ class FakeTensors(FakeTensorMode):
         finally:
             self._compares_keys = False
 
-    def _output_from_cache_entry(self, state: Any, entry: Any, *args: Any) -> Any:
+    def _output_from_cache_entry(self, state: _CacheKeyState, entry: _DispatchCacheValidEntry, *args: Any) -> Any:
         if self._compares_keys:
             (info,) = entry.output_infos
             empty = dataclasses.replace(info.metadata, shape=(0,), stride=(1,), storage_offset=0, storage_bytes=None)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
@@ -55,7 +56,7 @@ def fold_functions(graph: GraphModule) -> None:
     graph.recompile()
 
 
-def _valued(arguments: Any, values: dict[Node, Any]) -> Any:
+def _valued(arguments: Argument, values: dict[Node, Any]) -> Any:
     return torch.fx.map_arg(arguments, values.__getitem__)
 
 

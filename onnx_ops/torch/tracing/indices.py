@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.operators.labels import LABEL
 from onnx_ops.training.ranges import Cut, IndexRange
 
@@ -58,7 +59,7 @@ class _Lookup:
     """An index and its valid values: [0, size), or [-size, size) with `negative`, and `ignored`."""
 
     index: Node
-    size: int | torch.SymInt
+    size: Size
     negative: bool = False
     ignored: int | None = None
 
@@ -118,7 +119,7 @@ def _lookups(node: Node) -> Iterator[_Lookup]:
                     yield _Lookup(index, size, negative=True)
 
 
-def _shape(node: Node) -> tuple[int | torch.SymInt, ...]:
+def _shape(node: Node) -> tuple[Size, ...]:
     return tuple(node.meta["val"].shape)
 
 

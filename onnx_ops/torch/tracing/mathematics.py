@@ -15,6 +15,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import IntTrueDiv
 
+from onnx_ops.torch.base.sizes import Number
 from onnx_ops.torch.tracing.frames import is_library
 
 SIZES = torch.SymInt, torch.SymFloat
@@ -50,28 +51,28 @@ def _of_sizes(function: Callable[..., Any], symbolic: Callable[..., Any]) -> Cal
     return called
 
 
-def _square_root(size: Any) -> Any:
+def _square_root(size: torch.SymInt | torch.SymFloat) -> Number:
     """Of a ratio of sizes in which the dynamic ones cancel out it is a number, which all functions of PyTorch take."""
     ratio = sympy.cancel(size.node.expr.replace(IntTrueDiv, lambda part, whole: part / whole))
     return math.sqrt(ratio) if ratio.is_number else torch._sym_sqrt(size)
 
 
-def _logarithm(size: Any, base: Any = math.e) -> Any:
+def _logarithm(size: Number, base: Number = math.e) -> Number:
     return torch._sym_log2(size) / (torch._sym_log2(base) if isinstance(base, SIZES) else math.log2(base))
 
 
-def _power(base: Any, exponent: Any) -> Any:
+def _power(base: Number, exponent: Number) -> Number:
     return torch.sym_float(base) ** torch.sym_float(exponent)
 
 
-def _divmod(size: Any, divisor: Any) -> Any:
+def _divmod(size: Number, divisor: Number) -> tuple[Number, Number]:
     return size // divisor, size % divisor
 
 
 def _of_a_divisor(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Of a divisor in a model or loss that is read from data: that it is not 0, as Python requires, is a condition."""
 
-    def divided(size: torch.SymInt, other: Any) -> Any:
+    def divided(size: torch.SymInt, other: Number) -> Any:
         divisor = size if name.startswith("__r") else other
         is_read = isinstance(divisor, torch.SymInt) and free_unbacked_symbols(divisor)
         if is_read and not is_library(sys._getframe(1).f_code.co_filename):
@@ -81,7 +82,7 @@ def _of_a_divisor(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     return divided
 
 
-def _floor_divided(number: torch.SymFloat, divisor: Any) -> Any:
+def _floor_divided(number: torch.SymFloat, divisor: Number) -> Any:
     """Python's: PyTorch rounds the quotient down, which may have been rounded up to an integer before."""
     return torch.sym_float(round((number - number % divisor) / divisor))
 

@@ -129,7 +129,7 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
     return any(isinstance(stride, int) and stride == 0 for stride in tensor.stride())
 
 
-def _is_narrow(leaf: Any) -> bool:
+def _is_narrow(leaf: object) -> bool:
     """Whether an argument is a 16-bit floating tensor, or its dtype."""
     return leaf in NARROW if isinstance(leaf, torch.dtype) else isinstance(leaf, torch.Tensor) and leaf.dtype in NARROW
 
@@ -139,7 +139,7 @@ def _rounded(number: float, dtype: torch.dtype) -> float:
         return torch.tensor(number, dtype=dtype).item()
 
 
-def _wide(leaf: Any) -> Any:
+def _wide(leaf: torch.Tensor | torch.dtype) -> torch.Tensor | torch.dtype:
     return torch.float32 if isinstance(leaf, torch.dtype) else aten._to_copy.default(leaf, dtype=torch.float32)
 
 

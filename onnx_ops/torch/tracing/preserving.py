@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -24,6 +24,7 @@ def preserved(model: torch.nn.Module) -> Iterator[None]:
             _restore(container, contents)
 
 
+Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 CONTAINERS = (dict, list, set, deque)
 
 
@@ -40,11 +41,11 @@ def _containers(model: torch.nn.Module) -> list[Any]:
     return [value for value in found.values() if not isinstance(value, tuple)]
 
 
-def _contents(container: Any) -> list[Any]:
+def _contents(container: Container) -> list[Any]:
     return list(container.items() if isinstance(container, dict) else container)
 
 
-def _restore(container: Any, contents: list[Any]) -> None:
+def _restore(container: Container, contents: list[Any]) -> None:
     now = _contents(container)
     if len(now) == len(contents) and all(map(_same, now, contents)):
         return
@@ -55,7 +56,7 @@ def _restore(container: Any, contents: list[Any]) -> None:
         container.extend(contents)
 
 
-def _same(now: Any, before: Any) -> bool:
+def _same(now: object, before: object) -> bool:
     """Whether an element is the same object, or a pair of key and value has the same objects."""
     if type(now) is type(before) is tuple and len(now) == len(before):
         return all(one is other for one, other in zip(now, before, strict=True))

@@ -19,6 +19,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.sizes import Number
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.random_numbers import Generator
 from onnx_ops.torch.tracing.effects import written
@@ -168,7 +169,7 @@ CERTAIN: dict[OpOverload, Callable[[float], bool | None]] = {
 """The result of a comparison that is the same for all numbers in [0, 1); None for another one."""
 
 
-def _within_0_and_1(number: Any) -> Any:
+def _within_0_and_1(number: Number) -> Number:
     """A number that is drawn, with its range if it is one of a trace."""
     if isinstance(number, torch.SymFloat) and isinstance(number.node.expr, sympy.Symbol):
         number.node.shape_env.var_to_range[number.node.expr] = ValueRanges(LEAST, 1 - LEAST)

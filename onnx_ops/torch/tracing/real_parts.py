@@ -162,7 +162,7 @@ def _alike(target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     return list(map(Pair, real, imaginary))
 
 
-def _with_dtype(value: Any, dtype: torch.dtype) -> Any:
+def _with_dtype(value: object, dtype: torch.dtype) -> Any:
     """A result in the dtype that PyTorch computes: scalars and tensors without axes do not promote."""
     if isinstance(value, Pair):
         return Pair(value.real.to(dtype.to_real()), value.imaginary.to(dtype.to_real()))

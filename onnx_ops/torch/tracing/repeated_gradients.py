@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.autograd.function import FunctionCtx
+from torch.autograd.graph import GradientEdge
 from torch.library import Library
 
 from onnx_ops.torch.base.table import TABLE
@@ -24,7 +27,14 @@ def repeated_gradients() -> Iterator[None]:
     """
     run = torch.autograd._engine_run_backward
 
-    def running(outputs: Any, gradients: Any, keep_graph: bool, create_graph: bool, *args: Any, **options: Any) -> Any:
+    def running(
+        outputs: Sequence[Tensor | GradientEdge],
+        gradients: Sequence[Tensor | None],
+        keep_graph: bool,
+        create_graph: bool,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
         with _registered() if create_graph and not within_transforms() else contextlib.nullcontext():
             return run(outputs, gradients, keep_graph, create_graph, *args, **options)
 
@@ -47,7 +57,7 @@ class _Differentiated(torch.autograd.Function):
     """An operator of a backward pass, with the derivative that the table has."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Any, *args: Any) -> tuple[Tensor | None, ...]:
+    def forward(ctx: FunctionCtx, operator: OpOverload, *args: Any) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
         ctx.operator, ctx.args = operator, [None if isinstance(arg, Tensor) else arg for arg in args]
         ctx.places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
@@ -56,7 +66,7 @@ class _Differentiated(torch.autograd.Function):
             return tuple(operator(*args))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         args = list(ctx.args)
         for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
             args[place] = tensor

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -98,7 +99,7 @@ def row_index(graph: Graph, given: Node, axis: int, index: Node) -> Node | None:
 
 
 def added_call(
-    graph: Graph, target: Any, arguments: tuple[Any, ...], options: Mapping[str, Any] = MappingProxyType({})
+    graph: Graph, target: OpOverload, arguments: tuple[Any, ...], options: Mapping[str, Any] = MappingProxyType({})
 ) -> Node:
     """A call of an operator, with its FakeTensor."""
     node = graph.call_function(target, arguments, dict(options))

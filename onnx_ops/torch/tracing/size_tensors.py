@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-aten = torch.ops.aten
+from onnx_ops.torch.base.sizes import Size
 
-Number: TypeAlias = int | torch.SymInt
+aten = torch.ops.aten
 
 ARITHMETIC: Mapping[OpOverload, Callable[[Any, Any], Any]] = {
     aten.add.Tensor: operator.add,
@@ -26,16 +26,16 @@ class SizeTensors:
     """The numbers in tensors () int64 that a trace makes of dynamic sizes."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[torch.Tensor, int, Number]] = {}
+        self._known: dict[int, tuple[torch.Tensor, int, Size]] = {}
 
-    def number(self, given: Any) -> Number | None:
+    def number(self, given: object) -> Size | None:
         """A number itself, or that in a tensor, as an expression of sizes; None if it is not known as one."""
         if isinstance(given, int | torch.SymInt):
             return given
         tensor, version, number = self._known.get(id(given), (None, None, None))
         return number if tensor is not None and tensor._version == version else None
 
-    def note(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+    def note(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: object) -> None:
         """Note the number in the result of an operator, if it is known."""
         if not isinstance(result, torch.Tensor) or result.dtype is not torch.int64 or result.dim():
             return
@@ -43,7 +43,7 @@ class SizeTensors:
         if isinstance(number, torch.SymInt):
             self._known[id(result)] = result, result._version, number
 
-    def _computed(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Number | None:
+    def _computed(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Size | None:
         if func in (aten.full.default, aten.scalar_tensor.default):
             return self.number(args[-1])
         if func in COPIES:

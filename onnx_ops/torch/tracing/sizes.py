@@ -6,7 +6,7 @@ import builtins
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -33,7 +33,9 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from onnx_ops.torch.base.arguments import Dimension
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.tracing.batching import symbolic_batches
 from onnx_ops.torch.tracing.certainty import is_certain
 from onnx_ops.torch.tracing.frames import Line, is_called_by_layer, is_called_by_model, is_called_by_operator
@@ -44,7 +46,7 @@ LARGEST = 2**48
 """Bound on dynamic sizes without one: multiples of them are integers of 64 bits, as PyTorch requires of all sizes."""
 
 
-def allowed_sizes(dim: Any, least: int) -> ValueRanges[sympy.Expr]:
+def allowed_sizes(dim: Dimension, least: int) -> ValueRanges[sympy.Expr]:
     """The sizes that a dimension allows, `least` and more."""
     most = getattr(dim, "max", None)
     if most in (None, int_oo):
@@ -119,7 +121,7 @@ class RecordedShapes(ShapeEnv):
         """Whether guards narrow the ranges of sizes."""
         return self._ways is None
 
-    def _refine_ranges(self, expr: Any) -> None:
+    def _refine_ranges(self, expr: sympy.Basic) -> None:
         if self.narrows:
             super()._refine_ranges(expr)
 
@@ -212,11 +214,11 @@ class Roots:
     def __iter__(self) -> Iterator[sympy.Symbol]:
         return iter(self._symbols.values())
 
-    def has(self, dim: Any) -> bool:
+    def has(self, dim: Dimension) -> bool:
         """Whether a dimension is a multiple of one of these sizes."""
         return hasattr(dim, "root") and dim.root.__name__ in self._symbols
 
-    def symbol(self, dim: Any) -> sympy.Symbol:
+    def symbol(self, dim: Dimension) -> sympy.Symbol:
         return self._symbols[dim.root.__name__]
 
     def conditions(self, others: Mapping[sympy.Symbol, str]) -> Iterator[tuple[str, str]]:
@@ -232,7 +234,7 @@ class Roots:
                 named = guard.expr.xreplace({each: sympy.Symbol(name) for each, name in {**others, **names}.items()})
                 yield names[symbol], PythonPrinter().doprint(named)
 
-    def derive(self, sizes: Iterable[tuple[torch.SymInt, Any]]) -> None:
+    def derive(self, sizes: Iterable[tuple[torch.SymInt, torch.export.Dim]]) -> None:
         """Replace sizes in the trace by expressions in their roots, so that conditions such as divisibility are known.
 
         Raises:
@@ -252,7 +254,7 @@ class Roots:
             elif known.node.hint == root:
                 self._shapes.derive(symbol, dim.fn(known.node.expr))
 
-    def _made(self, root: Any, value: int) -> sympy.Symbol:
+    def _made(self, root: torch.export.Dim, value: int) -> sympy.Symbol:
         return self._shapes.create_symbol(
             value,
             source=ConstantSource(root.__name__),
@@ -321,7 +323,7 @@ class _Paths:
 
     function: Callable[..., Any]
 
-    def contract_path(self, subscripts: Any, *operands: Any, shapes: bool = False, **options: Any) -> Any:
+    def contract_path(self, subscripts: str | Tensor, *operands: Any, shapes: bool = False, **options: Any) -> Any:
         if not isinstance(subscripts, str):
             return self.function(subscripts, *operands, shapes=shapes, **options)
         given = operands if shapes else [operand.shape for operand in operands]
@@ -329,7 +331,7 @@ class _Paths:
         return self.function(subscripts, *found, shapes=True, **options)
 
 
-def _in_example(size: int | torch.SymInt) -> int:
+def _in_example(size: Size) -> int:
     """A size in the example; 2 for one that depends on data."""
     return size if isinstance(size, int) else size.node.hint if size.node.has_hint() else 2
 
@@ -342,13 +344,13 @@ _compute_slice_index = fake_impls._compute_slice_index
 _scaled_dot_product_attention = functional.scaled_dot_product_attention
 
 
-def _length(container: Any, /) -> Any:
+def _length(container: Sized, /) -> Size:
     if isinstance(container, torch.Tensor) and container.dim() and isinstance(container.shape[0], torch.SymInt):
         return container.shape[0]
     return _len(container)
 
 
-def _numel(shape: torch.Size) -> int | torch.SymInt:
+def _numel(shape: torch.Size) -> Size:
     return math.prod(shape)
 
 
@@ -425,7 +427,7 @@ def _of_0_or_1(condition: sympy.Rel) -> bool:
     )
 
 
-def _slice_index(size: Any, index: Any) -> Any:
+def _slice_index(size: Size, index: Size) -> Size | None:
     """The place of an element from the start, which is a guard where sizes decide from which end it is counted.
 
     If it is not to add guards, PyTorch takes the place for a number that depends on data.
@@ -469,7 +471,7 @@ def _attention(
     value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
-    is_causal: Any = False,
+    is_causal: bool | torch.SymBool = False,
     **options: Any,
 ) -> Tensor:
     return _scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, bool(is_causal), **options)

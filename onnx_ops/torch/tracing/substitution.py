@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import types
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import FunctionType
 from typing import Any, Self
 
 import torch
@@ -69,8 +69,8 @@ class Substitution(TorchFunctionMode):
                 return result
         # Within these the mode stays active, as they call other functions: differentiation the backward of the user's
         # autograd functions, torch.nn.functional its own functions.
-        nested = func in DIFFERENTIATION or getattr(func, "__globals__", None) is functional.__dict__
-        if nested:
+        own = functional.__dict__
+        if isinstance(func, FunctionType) and (func in DIFFERENTIATION or func.__globals__ is own):
             with self:
                 return _without_override(func)(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -94,11 +94,11 @@ def _as_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def _without_override(function: Any) -> types.FunctionType:
+def _without_override(function: FunctionType) -> FunctionType:
     """A copy of a function that does not dispatch to __torch_function__ itself; the functions that it calls do."""
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     without = function.__globals__ | dict.fromkeys(names, lambda *args: False)
-    copied = types.FunctionType(function.__code__, without, function.__name__, None, function.__closure__)
+    copied = FunctionType(function.__code__, without, function.__name__, None, function.__closure__)
     copied.__defaults__, copied.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     return copied
 

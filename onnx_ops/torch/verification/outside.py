@@ -142,7 +142,7 @@ def _states() -> dict[str, Any]:
     return {"random": random.getstate(), "numpy.random": repr(_plain(np.random.get_state(legacy=False)))}  # noqa: NPY002
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return value.tobytes() if isinstance(value, np.ndarray) else value

@@ -380,7 +380,7 @@ def _is_elementwise(model: onnx.ModelProto, shape: Sequence[int], names: Collect
     )
 
 
-def _shared(value: Any, array: np.ndarray | None) -> Any:
+def _shared(value: object, array: np.ndarray | None) -> Any:
     """A state in the memory of a result equal to it up to rounding; the state itself if it is no such tensor."""
     if array is None or not isinstance(value, torch.Tensor) or not value.dim() or value.shape != array.shape:
         return value

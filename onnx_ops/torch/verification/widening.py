@@ -54,7 +54,7 @@ class Float64Computation(TorchDispatchMode):
         kwargs = kwargs or {}
         kept = {id(tensor) for tensor in written(func, args, kwargs)}
 
-        def wide(leaf: Any) -> Any:
+        def wide(leaf: object) -> object:
             if isinstance(leaf, torch.dtype):
                 return WIDE.get(leaf, leaf)
             if isinstance(leaf, torch.Tensor) and leaf.dtype in WIDE and id(leaf) not in kept:
