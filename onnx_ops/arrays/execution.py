@@ -113,7 +113,7 @@ def _bound(
     return [_array(op, name, given.get(name)) for name in op.input_names], attributes
 
 
-def _array(op: Op, name: str, value: Any) -> np.ndarray | None:
+def _array(op: Op, name: str, value: object) -> np.ndarray | None:
     """An input as a contiguous array in the byte order of the machine."""
     if value is None:
         return None

@@ -321,7 +321,7 @@ def _function(op: Op, kernel: str) -> Golden:
     return namespace[namespace["__golden__"]["kernel"][kernel]]
 
 
-def _outputs(results: Any) -> list[np.ndarray]:
+def _outputs(results: object) -> list[np.ndarray]:
     return [np.asarray(array) for array in (results if isinstance(results, tuple | list) else (results,))]
 
 

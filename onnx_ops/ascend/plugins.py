@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from onnx.defs import OpSchema
 
@@ -261,12 +260,12 @@ def _created(name: str, kind: str) -> Iterator[str]:
     yield f'  auto {name} = ge::OperatorFactory::CreateOperator((prefix + "{name}").c_str(), "{kind}");'
 
 
-def _initial(value: Any) -> str:
+def _initial(value: object) -> str:
     """The initializer of a variable with a default of the schema; the zero of its type for a required attribute."""
     return "{}" if value is None or value == [] else f" = {_literal(value)}"
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     """A number, a text or numbers in C++."""
     if isinstance(value, bool):
         return "true" if value else "false"

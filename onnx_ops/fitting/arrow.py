@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -134,7 +134,7 @@ class _Rows:
     def shape(self) -> tuple[int, ...]:
         return (len(self.dataset), *self._first.shape[1:])
 
-    def take(self, indices: Any, axis: Any, /) -> np.ndarray:
+    def take(self, indices: np.ndarray, axis: int, /) -> np.ndarray:
         """The rows at these indices; `axis` is 0."""
         return array_of(self.dataset[indices.tolist()].column(self.name), f"'{self.name}' of {self.label}")
 

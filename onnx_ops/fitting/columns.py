@@ -23,7 +23,7 @@ class Column(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
-    def take(self, indices: Any, axis: Any, /) -> Any:
+    def take(self, indices: np.ndarray, axis: int, /) -> Any:
         """The elements at these indices along an axis, as an array."""
 
 

@@ -8,7 +8,6 @@ import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +22,7 @@ from onnx_ops.training.safetensors_format import open_safetensors
 FORMATS = "a file .npz, .safetensors or .parquet, or a folder of .npy files, of .parquet files or of a saved data set"
 
 
-def open_table(data: Any, label: str, inputs: Mapping[str, TensorType], *, cast: bool = False) -> Table | None:
+def open_table(data: object, label: str, inputs: Mapping[str, TensorType], *, cast: bool = False) -> Table | None:
     """The table of arrays by name, of a path, or of a data set of Hugging Face; None for anything else.
 
     Args:

@@ -84,6 +84,6 @@ class Stream:
         return Batch(arrays, array.shape[axis])
 
 
-def _array(value: Any) -> Any:
+def _array(value: object) -> Any:
     """What NumPy converts to an array, such as a tensor of PyTorch, as one; anything else as it is."""
     return np.asarray(value) if hasattr(value, "__array__") and not isinstance(value, np.ndarray) else value

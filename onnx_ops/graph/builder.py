@@ -456,7 +456,7 @@ class _Writing:
         made.attribute.extend(self._attribute(key, value) for key, value in node.attributes.items())
         return made
 
-    def _attribute(self, key: str, value: Any) -> AttributeProto:
+    def _attribute(self, key: str, value: object) -> AttributeProto:
         if isinstance(value, Reference):
             if value.name not in self._attributes:
                 raise ValueError(f"attribute '{key}' refers to '{value.name}', which is no attribute of the function")

@@ -82,7 +82,7 @@ def _values(
     return values
 
 
-def attribute_value(op: Op, name: str, value: Any) -> AttributeValue:
+def attribute_value(op: Op, name: str, value: object) -> AttributeValue:
     """The value of an attribute as a node has it; an enumerated one also from its word, a flag from a bool.
 
     Raises:
@@ -96,7 +96,7 @@ def attribute_value(op: Op, name: str, value: Any) -> AttributeValue:
         raise OpError(op.name, f"attribute '{name}' is {value!r}, expected {expected}") from None
 
 
-def _choice(choices: Mapping[int, str], value: Any) -> int:
+def _choice(choices: Mapping[int, str], value: object) -> int:
     """The value of an enumerated attribute with a number or a word; ValueError if there is none."""
     word = value.lower() if isinstance(value, str) else None
     for number, own in choices.items():
@@ -105,7 +105,7 @@ def _choice(choices: Mapping[int, str], value: Any) -> int:
     raise ValueError
 
 
-def _whole(value: Any) -> int:
+def _whole(value: float) -> int:
     if int(value) != value:
         raise ValueError
     return int(value)

@@ -12,7 +12,7 @@ from onnx_ops.graph.stored import Source
 from onnx_ops.training.errors import StepError
 
 
-def rates_of_groups(rate: Any, groups: int) -> Sequence[Any]:
+def rates_of_groups(rate: float | Sequence[float] | np.ndarray, groups: int) -> Sequence[Any]:
     """The learning rate of each parameter group: a sequence as it is, a single number for all.
 
     Raises:
@@ -26,7 +26,7 @@ def rates_of_groups(rate: Any, groups: int) -> Sequence[Any]:
     return given
 
 
-def cast_rate(rate: Any, dtype: np.dtype) -> np.ndarray:
+def cast_rate(rate: float, dtype: np.dtype) -> np.ndarray:
     """A learning rate as an array of shape () and dtype; StepError unless it is finite and at least 0 in that dtype."""
     expected = "expected a finite number of at least 0"
     try:

@@ -70,7 +70,7 @@ def can_be_made(kind: type) -> bool:
     return is_record(kind) and len(fields_of(kind)) == len(arguments_of(kind).parameters)
 
 
-def field_of(value: Any, name: str) -> Any:
+def field_of(value: object, name: str) -> Any:
     """The value of a field."""
     return helper.get_attribute_value(value) if isinstance(value, AttributeProto) else getattr(value, name)
 

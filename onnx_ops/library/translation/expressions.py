@@ -6,7 +6,6 @@ import ast
 import contextlib
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -286,7 +285,7 @@ class Expressions(Calls):
             self.emit("}")
         return own
 
-    def _is_instance(self, operand: ast.expr, kinds: Any, node: ast.expr) -> str:
+    def _is_instance(self, operand: ast.expr, kinds: object, node: ast.expr) -> str:
         value = self.value(operand)
         tests = []
         for kind in kinds if isinstance(kinds, tuple) else (kinds,):

@@ -111,7 +111,7 @@ class Program:
 
     # --- constants ---------------------------------------------------------------------------------------------------
 
-    def constant(self, value: Any) -> str:
+    def constant(self, value: object) -> str:
         """The C expression of a constant."""
         if value is None or isinstance(value, bool):
             return SINGLETONS[value]
@@ -122,7 +122,7 @@ class Program:
             self.constants.append(constant)
         return self._numbers[key]
 
-    def met(self, value: Any) -> str | None:
+    def met(self, value: object) -> str | None:
         """The C expression of a constant, None if it is not among them."""
         return self._numbers.get(self._key(value))
 
@@ -202,7 +202,7 @@ class Program:
                 self.constant(member)
         return added or (len(self.functions), len(self.constants)) != before
 
-    def _field(self, value: Any, name: str) -> str:
+    def _field(self, value: object, name: str) -> str:
         own = classes.field_of(value, name)
         found = self.constant(own)
         if name in self.called and isinstance(own, FunctionType):

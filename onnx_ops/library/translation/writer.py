@@ -132,7 +132,7 @@ class Writer(abc.ABC):
                     return dict(pairs)
         return MISSING
 
-    def _has_constant_attributes(self, value: Any) -> bool:
+    def _has_constant_attributes(self, value: object) -> bool:
         """Whether attributes of a constant are constant."""
         if isinstance(value, ModuleType | type | enum.Enum | FunctionType):
             return True
