@@ -551,59 +551,90 @@ def test_rows_are_taken_apart(given: Any, out: Any, count: int) -> None:
         np.testing.assert_array_equal(got.astype(FLOAT64), expected.astype(FLOAT64))
 
 
-def correlate_floats(out: int, a: int, b: int, places: int, columns: int, step: int) -> None:
-    x, y = array_at(a, LENGTH * LANES, np.float32), array_at(b, LENGTH * LANES, np.float32)
-    of_x, of_y = array_at(places, 3, np.int64), array_at(places + 24, 3, np.int64)
-    correlate(x, y, of_x, of_y, 3, 2, columns, 9, step, array_at(out, LENGTH * LANES, np.float32), 1, 18, 2)
+LONG = 160
 
 
-def correlate_doubles(out: int, a: int, b: int, places: int, columns: int, step: int) -> None:
-    x, y = array_at(a, LENGTH * LANES, np.float64), array_at(b, LENGTH * LANES, np.float64)
-    of_x, of_y = array_at(places, 3, np.int64), array_at(places + 24, 3, np.int64)
-    correlate(x, y, of_x, of_y, 3, 2, columns, 9, step, array_at(out, LENGTH * LANES, np.float64), 1, 18, 2)
+def correlate_floats(out: int, a: int, b: int, places: int, terms: int, rows: int, columns: int, step: int) -> None:
+    x, y = array_at(a, LENGTH * LANES, np.float32), array_at(b, LONG * LANES, np.float32)
+    of_x, of_y = array_at(places, terms, np.int64), array_at(places + 8 * terms, terms, np.int64)
+    sums = array_at(out, LONG * LANES, np.float32)
+    correlate(x, y, of_x, of_y, terms, rows, columns, 23, step, sums, 1, 50, 2)
 
 
-@pytest.mark.parametrize(("columns", "step"), [(0, 1), (1, 1), (3, 1), (4, 1), (6, 1), (8, 1), (1, 2), (6, 2), (4, 3)])
+def correlate_doubles(out: int, a: int, b: int, places: int, terms: int, rows: int, columns: int, step: int) -> None:
+    x, y = array_at(a, LENGTH * LANES, np.float64), array_at(b, LONG * LANES, np.float64)
+    of_x, of_y = array_at(places, terms, np.int64), array_at(places + 8 * terms, terms, np.int64)
+    sums = array_at(out, LONG * LANES, np.float64)
+    correlate(x, y, of_x, of_y, terms, rows, columns, 23, step, sums, 1, 50, 2)
+
+
+RUNS = {
+    "apart": [0, 2, 11],
+    "one run": [4, 5, 6, 7],
+    "runs of three": [3, 4, 5, 10, 11, 12],
+    "runs of seven": [*range(2, 9), *range(25, 32)],
+    "a run and others": [3, 4, 5, 9, 11, 12],
+    "a run and a part of one": [3, 4, 5, 9, 10],
+    "descending": [5, 4, 3, 12, 11, 10],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3])
+@pytest.mark.parametrize("places", RUNS.values(), ids=RUNS)
 @pytest.mark.parametrize(("function", "dtype"), [(correlate_floats, FLOAT32), (correlate_doubles, FLOAT64)])
-def test_places_are_correlated(function: Any, dtype: npt.DTypeLike, columns: int, step: int) -> None:
-    """Whole numbers, so that no sum is rounded; two rows, whose results are two places apart."""
+def test_places_are_correlated(function: Any, dtype: npt.DTypeLike, places: list[int], rows: int) -> None:
+    """Rows of many lengths, of whole numbers, so that no sum is rounded; the results are two places apart."""
     rng = np.random.default_rng(29)
-    start, a, b = (rng.integers(-9, 10, (LENGTH, LANES)).astype(dtype) for _ in range(3))
-    places = np.array([5, 0, 7, 0, 2, 11])
-    expected = start.copy()
-    for i, j in np.ndindex(2, columns):
-        terms = (a[x] * b[y + 9 * i + step * j] for x, y in places.reshape(2, 3).T)
-        expected[1 + 18 * i + 2 * j] = sum(terms)
-    for run in (natively(function, 6), function):
-        got = start.copy()
-        run(got.ctypes.data, a.ctypes.data, b.ctypes.data, places.ctypes.data, columns, step)
-        np.testing.assert_array_equal(got, expected)
+    a, b, start = (rng.integers(-9, 10, (count, LANES)).astype(dtype) for count in (LENGTH, LONG, LONG))
+    of_a = rng.permutation(LENGTH)[: len(places)]
+    both = np.array([*of_a, *places])
+    compiled = natively(function, 8)
+    for columns, step in [(n, 1) for n in (0, 1, 3, 4, 6, 7, 8, 13, 14, 20, 23)] + [(1, 2), (6, 2), (9, 2), (4, 3)]:
+        expected = start.copy()
+        for i, j in np.ndindex(rows, columns):
+            terms = (a[x] * b[y + 23 * i + step * j] for x, y in zip(of_a, places, strict=True))
+            expected[1 + 50 * i + 2 * j] = sum(terms)
+        for run in (compiled, function):
+            got = start.copy()
+            given = (array.ctypes.data for array in (got, a, b, both))
+            run(*given, len(places), rows, columns, step)
+            np.testing.assert_array_equal(got, expected)
 
 
-def products_in_float(sums: int, a: int, b: int, rows: int, columns: int) -> None:
-    x, y = array_at(a, LENGTH * LANES, np.float32), array_at(b, LENGTH * LANES, np.float32)
-    add_products(array_at(sums, LENGTH * LANES, np.float32), x, y, 1, (0, 2, 5), rows, columns, 4, 7, 2)
+STARTS = {"apart": (0, 2, 5), "adjacent": (3, 4, 5), "descending": (5, 4, 3)}
 
 
-def products_in_double(sums: int, a: int, b: int, rows: int, columns: int) -> None:
-    x, y = array_at(a, LENGTH * LANES, np.float64), array_at(b, LENGTH * LANES, np.float64)
-    add_products(array_at(sums, LENGTH * LANES, np.float64), x, y, 1, (0, 2, 5), rows, columns, 4, 7, 2)
+def products_in_float(sums: int, a: int, b: int, starts: int, rows: int, columns: int, step: int) -> None:
+    x, y = array_at(a, LENGTH * LANES, np.float32), array_at(b, LONG * LANES, np.float32)
+    begins = array_at(starts, 3, np.int64)
+    of_sums = array_at(sums, LENGTH * LANES, np.float32)
+    add_products(of_sums, x, y, 1, (begins[0], begins[1], begins[2]), rows, columns, 6, 17, step)
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1), (4, 5)], ids=str)
+def products_in_double(sums: int, a: int, b: int, starts: int, rows: int, columns: int, step: int) -> None:
+    x, y = array_at(a, LENGTH * LANES, np.float64), array_at(b, LONG * LANES, np.float64)
+    begins = array_at(starts, 3, np.int64)
+    of_sums = array_at(sums, LENGTH * LANES, np.float64)
+    add_products(of_sums, x, y, 1, (begins[0], begins[1], begins[2]), rows, columns, 6, 17, step)
+
+
+@pytest.mark.parametrize("starts", STARTS.values(), ids=STARTS)
 @pytest.mark.parametrize(("function", "dtype"), [(products_in_float, FLOAT32), (products_in_double, FLOAT64)])
-def test_products_are_added_up(function: Any, dtype: npt.DTypeLike, shape: tuple[int, int]) -> None:
+def test_products_are_added_up(function: Any, dtype: npt.DTypeLike, starts: tuple[int, int, int]) -> None:
     """Of whole numbers, so that no sum is rounded."""
     rng = np.random.default_rng(27)
-    start, a, b = (rng.integers(-9, 10, (LENGTH, LANES)).astype(dtype) for _ in range(3))
-    expected = start.copy()
-    for t, begin in enumerate((0, 2, 5)):
-        for i, j in np.ndindex(*shape):
-            expected[t] += a[1 + 4 * i + j] * b[begin + 7 * i + 2 * j]
-    for run in (natively(function), function):
-        got = start.copy()
-        run(got.ctypes.data, a.ctypes.data, b.ctypes.data, *shape)
-        np.testing.assert_array_equal(got, expected)
+    start, a, b = (rng.integers(-9, 10, (count, LANES)).astype(dtype) for count in (LENGTH, LENGTH, LONG))
+    begins, compiled = np.array(starts), natively(function, 7)
+    for rows, columns, step in [(0, 3, 1), (3, 0, 1), (1, 1, 1), (2, 4, 1), (5, 6, 1), (4, 9, 1), (4, 5, 2)]:
+        expected = start.copy()
+        for t, begin in enumerate(starts):
+            for i, j in np.ndindex(rows, columns):
+                expected[t] += a[1 + 6 * i + j] * b[begin + 17 * i + step * j]
+        for run in (compiled, function):
+            got = start.copy()
+            run(got.ctypes.data, a.ctypes.data, b.ctypes.data, begins.ctypes.data, rows, columns, step)
+            np.testing.assert_array_equal(got, expected)
 
 
 # --- the OrtApi table ------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from onnx_ops.runtime.native import (
     DOUBLE,
     FLOAT,
     FLOAT16,
-    MANY_REGISTERS,
     OPTIONS,
     WORD,
     Typed,
@@ -34,13 +33,11 @@ from onnx_ops.runtime.pointers import element_at, load, pointer_at, store
 
 QUAD = 4
 """Elements of each row per step."""
-WIDE = 2 * QUAD if MANY_REGISTERS else QUAD
-"""Places whose sums are held in registers at once."""
 TURNED = [k + QUAD * lane for k in range(QUAD) for lane in range(QUAD)]
 """Indices that transpose a QUAD x QUAD block."""
 
 
-def _lanes_at(builder: ir.IRBuilder, numbers: ir.Value, number: ir.Type, place: ir.Value) -> ir.Value:
+def lanes_at(builder: ir.IRBuilder, numbers: ir.Value, number: ir.Type, place: ir.Value) -> ir.Value:
     """Pointer to the LANES elements, of an LLVM type, at a place."""
     return element_at(builder, numbers, number, builder.mul(place, WORD(LANES)))
 
@@ -107,7 +104,7 @@ def _interleave_lines(
             for address in addresses
         ]
         for k, column in enumerate(_transposed(builder, rows)):
-            target = _lanes_at(builder, out, wanted, builder.add(place, WORD(k)))
+            target = lanes_at(builder, out, wanted, builder.add(place, WORD(k)))
             store(builder, column, target, align=alignment(wanted))
         return context.get_dummy_value()
 
@@ -142,7 +139,7 @@ def _interleave_quads(
         for k in range(QUAD):
             part = list(range(QUAD * k, QUAD * (k + 1)))
             column = joined(builder, [shuffled(builder, block, block, part) for block in blocks])
-            target = _lanes_at(builder, out, wanted, builder.add(place, WORD(k)))
+            target = lanes_at(builder, out, wanted, builder.add(place, WORD(k)))
             store(builder, column, target, align=alignment(wanted))
         return context.get_dummy_value()
 
@@ -197,50 +194,6 @@ def _interleave_of_type(sources, element_type, start, count, out, place):
 
 
 @intrinsic
-def _add_products(
-    typing: TypingContext,
-    sums: types.Type,
-    a: types.Type,
-    b: types.Type,
-    a_start: types.Type,
-    b_starts: types.Type,
-    rows: types.Type,
-    columns: types.Type,
-    a_row: types.Type,
-    b_row: types.Type,
-    step: types.Type,
-) -> Typed:
-    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
-        sums, a, b, a_start, b_starts, rows, columns, a_row, b_row, step = args
-        number = context.get_value_type(signature.args[0].dtype)
-        vector, align = ir.VectorType(number, LANES), alignment(number)
-        with builder.goto_entry_block():
-            totals = [builder.alloca(vector) for _ in range(3)]
-        begins = cgutils.unpack_tuple(builder, b_starts)
-        with cgutils.for_range(builder, rows, intp=WORD) as row:
-            for total in totals:
-                builder.store(ir.Constant(vector, None), total)
-            first = builder.add(a_start, builder.mul(row.index, a_row))
-            others = [builder.add(begin, builder.mul(row.index, b_row)) for begin in begins]
-            with cgutils.for_range(builder, columns, intp=WORD) as column:
-                x = load(builder, _lanes_at(builder, a, number, builder.add(first, column.index)), vector, align=align)
-                ahead = builder.mul(column.index, step)
-                for total, other in zip(totals, others, strict=True):
-                    y = load(builder, _lanes_at(builder, b, number, builder.add(other, ahead)), vector, align=align)
-                    builder.store(plus_product(builder, builder.load(total), x, y), total)
-            for t, total in enumerate(totals):
-                target = _lanes_at(builder, sums, number, WORD(t))
-                value = builder.fadd(load(builder, target, vector, align=align), builder.load(total))
-                store(builder, value, target, align=align)
-        return context.get_dummy_value()
-
-    return types.none(sums, a, b, types.int64, b_starts, *[types.int64] * 5), codegen
-
-
-implement(tiles.add_products, _add_products)
-
-
-@intrinsic
 def _separate_quads(
     typing: TypingContext, numbers: types.Type, place: types.Type, targets: types.Type, offset: types.Type
 ) -> Typed:
@@ -252,7 +205,7 @@ def _separate_quads(
         row, align = ir.VectorType(number, QUAD), alignment(number)
         lanes = ir.VectorType(number, LANES)
         columns = [
-            load(builder, _lanes_at(builder, numbers, number, builder.add(place, WORD(k))), lanes, align=align)
+            load(builder, lanes_at(builder, numbers, number, builder.add(place, WORD(k))), lanes, align=align)
             for k in range(QUAD)
         ]
         for first in range(0, LANES, QUAD):
@@ -279,7 +232,7 @@ def _separate_lines(
         number = context.get_value_type(signature.args[0].dtype)
         lanes, align = ir.VectorType(number, LANES), alignment(number)
         places = [builder.add(place, WORD(k)) for k in range(LANES)]
-        columns = [load(builder, _lanes_at(builder, numbers, number, at), lanes, align=align) for at in places]
+        columns = [load(builder, lanes_at(builder, numbers, number, at), lanes, align=align) for at in places]
         for lane, row in enumerate(_transposed(builder, columns)):
             target = load(builder, element_at(builder, targets, WORD, WORD(lane)), WORD)
             store(builder, row, pointer_at(builder, builder.add(target, offset), lanes), align=align)
@@ -323,79 +276,6 @@ def _separate(numbers, place, count, targets, element_type, start):
     return implementation
 
 
-def _correlating(width: int) -> Callable[..., Any]:
-    """An intrinsic for the sums at `width` places, which are `b_step` apart in b and `out_step` in out."""
-
-    @intrinsic
-    def correlating(
-        typing: TypingContext,
-        a: types.Type,
-        b: types.Type,
-        a_places: types.Type,
-        b_places: types.Type,
-        terms: types.Type,
-        ahead: types.Type,
-        b_step: types.Type,
-        out: types.Type,
-        place: types.Type,
-        out_step: types.Type,
-    ) -> Typed:
-        def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
-            a, b, a_places, b_places, terms, ahead, b_step, out, place, out_step = args
-            number = context.get_value_type(signature.args[7].dtype)
-            vector, align = ir.VectorType(number, LANES), alignment(number)
-            with builder.goto_entry_block():
-                totals = [builder.alloca(vector) for _ in range(width)]
-            for total in totals:
-                builder.store(ir.Constant(vector, None), total)
-            with cgutils.for_range(builder, terms, intp=WORD) as term:
-                rows = (element_at(builder, places, WORD, term.index) for places in (a_places, b_places))
-                at_a, at_b = (load(builder, row, WORD) for row in rows)
-                x = load(builder, _lanes_at(builder, a, number, at_a), vector, align=align)
-                begin = builder.add(at_b, ahead)
-                for k, total in enumerate(totals):
-                    source = _lanes_at(builder, b, number, builder.add(begin, builder.mul(b_step, WORD(k))))
-                    y = load(builder, source, vector, align=align)
-                    builder.store(plus_product(builder, builder.load(total), x, y), total)
-            for k, total in enumerate(totals):
-                target = _lanes_at(builder, out, number, builder.add(place, builder.mul(out_step, WORD(k))))
-                store(builder, builder.load(total), target, align=align)
-            return context.get_dummy_value()
-
-        return types.none(a, b, a_places, b_places, *[types.int64] * 3, out, *[types.int64] * 2), codegen
-
-    return correlating
-
-
-_correlate_wide, _correlate_quad, _correlate_one = _correlating(WIDE), _correlating(QUAD), _correlating(1)
-
-
-@overload(tiles.correlate, jit_options=OPTIONS)
-def _correlate(a, b, a_places, b_places, terms, rows, columns, b_row, b_step, out, place, out_row, out_step):
-    def implementation(a, b, a_places, b_places, terms, rows, columns, b_row, b_step, out, place, out_row, out_step):
-        # The last step of a row overlaps the one before.
-        whole = columns - columns % WIDE
-        if columns > WIDE and columns - whole > QUAD:
-            whole = columns
-        for i in range(rows):
-            ahead, at = i * b_row, place + i * out_row
-            for first in range(0, whole, WIDE):
-                j = min(first, columns - WIDE)
-                begin, target = ahead + j * b_step, at + j * out_step
-                _correlate_wide(a, b, a_places, b_places, terms, begin, b_step, out, target, out_step)
-            if columns >= QUAD:
-                for first in range(whole, columns, QUAD):
-                    j = min(first, columns - QUAD)
-                    begin, target = ahead + j * b_step, at + j * out_step
-                    _correlate_quad(a, b, a_places, b_places, terms, begin, b_step, out, target, out_step)
-            else:
-                for j in range(columns):
-                    begin, target = ahead + j * b_step, at + j * out_step
-                    _correlate_one(a, b, a_places, b_places, terms, begin, b_step, out, target, out_step)
-
-    return implementation
-
-
 # --- vectors of which each lane has its own --------------------------------------------------------------------------
 
 
@@ -412,9 +292,9 @@ def _reducing(start: float, combine: Callable[..., Any]) -> Callable[..., Any]:
                 total = builder.alloca(vector)
             builder.store(ir.Constant(vector, [start] * LANES), total)
             with cgutils.for_range(builder, count, intp=WORD) as step:
-                given = load(builder, _lanes_at(builder, numbers, number, step.index), vector, align=align)
+                given = load(builder, lanes_at(builder, numbers, number, step.index), vector, align=align)
                 builder.store(combine(builder, builder.load(total), given), total)
-            store(builder, builder.load(total), _lanes_at(builder, out, number, WORD(0)), align=align)
+            store(builder, builder.load(total), lanes_at(builder, out, number, WORD(0)), align=align)
             return context.get_dummy_value()
 
         return types.none(numbers, count, out), codegen
@@ -431,9 +311,9 @@ def _changing(combine: Callable[..., Any]) -> Callable[..., Any]:
             numbers, count, values = args
             number = context.get_value_type(signature.args[0].dtype)
             vector, align = ir.VectorType(number, LANES), alignment(number)
-            own = load(builder, _lanes_at(builder, values, number, WORD(0)), vector, align=align)
+            own = load(builder, lanes_at(builder, values, number, WORD(0)), vector, align=align)
             with cgutils.for_range(builder, count, intp=WORD) as step:
-                at = _lanes_at(builder, numbers, number, step.index)
+                at = lanes_at(builder, numbers, number, step.index)
                 store(builder, combine(builder, load(builder, at, vector, align=align), own), at, align=align)
             return context.get_dummy_value()
 
