@@ -161,12 +161,14 @@ def seen_by(layout: Boxes, first: Any, steps: Any) -> tuple[tuple[int, int, int]
 
 
 @helper
-def offset_in_box(layout: Boxes, element: int, height: int, width: int) -> int:
-    """Offset of an element of a filter at the first position in a box of this height and width."""
-    columns, rows = layout.filter[2], layout.filter[1]
-    z = element // (rows * columns) * layout.dilation[0]
-    y = element // columns % rows * layout.dilation[1]
-    return int((z * height + y) * width + element % columns * layout.dilation[2])
+def write_offsets(layout: Boxes, height: int, width: int, offsets: Any) -> None:
+    """Write the offset of each element of a filter at the first position in a box of this height and width."""
+    rows, columns = layout.filter[1], layout.filter[2]
+    for a in range(layout.filter[0]):
+        for b in range(rows):
+            row = (a * layout.dilation[0] * height + b * layout.dilation[1]) * width
+            for c in range(columns):
+                offsets[(a * rows + b) * columns + c] = row + c * layout.dilation[2]
 
 
 @helper
@@ -239,14 +241,18 @@ def find_planes(
         size: bytes of a plane.
     """
     shared, own = max(lanes // planes, 1), max(planes // lanes, 1)
-    sample, lane_of_sample = group * layout.group, 0
-    for lane in range(LANES):
-        if lane_of_sample == layout.block:
-            sample, lane_of_sample = sample + 1, 0
-        plane = min(block * layout.block + lane_of_sample, lanes - 1)
-        plane = plane * own + place if shared == 1 else plane // shared  # a division is slow
-        sources[lane] = address + (min(sample, layout.samples - 1) * planes + plane) * size
-        lane_of_sample += 1
+    first, last = block * layout.block, lanes - 1
+    sample, begin = group * layout.group, 0
+    while begin < LANES:
+        start = address + min(sample, layout.samples - 1) * planes * size
+        end = min(begin + layout.block, LANES)
+        if shared == 1:  # a division is slow
+            for lane in range(begin, end):
+                sources[lane] = start + (min(first + lane - begin, last) * own + place) * size
+        else:
+            for lane in range(begin, end):
+                sources[lane] = start + min(first + lane - begin, last) // shared * size
+        sample, begin = sample + 1, end
 
 
 @helper

@@ -30,10 +30,10 @@ from onnx_ops.ops.depthwise_convolution._boxes import (
     groups_of_task,
     interleave_filters,
     load_box,
-    offset_in_box,
     seen_by,
     store_box,
     write_lanes,
+    write_offsets,
     write_positions,
     write_windows,
 )
@@ -201,8 +201,7 @@ def task(job: Job, number: int, dtype: Any) -> None:
             begins, reach = seen_by(layout, first, steps)
             rim = boxes > 1 or group == first_group  # else the zeros are still there
             load_box(planes, input_type, layout.length, begins, reach, x, 0, rim)
-            for element in range(elements):
-                of_x[element] = offset_in_box(layout, element, reach[1], reach[2])
+            write_offsets(layout, reach[1], reach[2], of_x)
             down = stride[1] * reach[2]
             for layer in range(steps[0]):
                 seen = tail(x, layer * stride[0] * reach[1] * reach[2] * LANES)

@@ -46,9 +46,9 @@ from onnx_ops.ops.depthwise_convolution._boxes import (
     find_planes,
     groups_of_task,
     load_box,
-    offset_in_box,
     seen_by,
     write_lanes,
+    write_offsets,
     write_positions,
     write_windows,
 )
@@ -198,15 +198,16 @@ def totals_of(job: Job, layout: Boxes, task: int) -> Any:
 
 
 @helper
-def add_box(layout: Boxes, totals: Any, valid: int, grad: Any, steps: Any, x: Any, reach: Any, sums: Any) -> None:
+def add_box(
+    layout: Boxes, totals: Any, valid: int, grad: Any, steps: Any, x: Any, reach: Any, offsets: Any, sums: Any
+) -> None:
     """Add the sums of products over a box to the totals of the first `valid` lanes."""
     layer = layout.stride[0] * reach[1] * reach[2]
     row, step = layout.stride[1] * reach[2], layout.stride[2]
     last = volume(layout.filter) - 1
+    write_offsets(layout, reach[1], reach[2], offsets)
     for element in range(0, last + 1, TOGETHER):
-        a = offset_in_box(layout, element, reach[1], reach[2])
-        b = offset_in_box(layout, min(element + 1, last), reach[1], reach[2])
-        c = offset_in_box(layout, min(element + 2, last), reach[1], reach[2])
+        a, b, c = offsets[element], offsets[min(element + 1, last)], offsets[min(element + 2, last)]
         clear(sums, 0, TOGETHER * LANES)
         for z in range(steps[0]):
             before = z * layer
@@ -224,9 +225,10 @@ def task(job: Job, number: int, dtype: Any) -> None:
     totals = totals_of(job, layout, number)
     clear(totals, 0, sums_of_filter(layout) * LANES)
     positions, read = volume(layout.step), volume(layout.reach)
-    memory, planes, planes_of_grad, sums, grad, x = allocate(
+    memory, planes, planes_of_grad, offsets, sums, grad, x = allocate(
         (LANES, np.int64),
         (LANES, np.int64),
+        (volume(layout.filter), np.int64),
         (TOGETHER * LANES, dtype),
         (positions * LANES, dtype),
         (read * LANES, dtype),
@@ -250,7 +252,7 @@ def task(job: Job, number: int, dtype: Any) -> None:
             load_box(planes_of_grad, grad_type, layout.count, first, steps, grad, 0, False)
             rim = boxes > 1 or group == first_group  # else the zeros are still there
             load_box(planes, input_type, layout.length, begins, reach, x, 0, rim)
-            add_box(layout, totals, valid, grad, steps, x, reach, sums)
+            add_box(layout, totals, valid, grad, steps, x, reach, offsets, sums)
     free(memory)
 
 

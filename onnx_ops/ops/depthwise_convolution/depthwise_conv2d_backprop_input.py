@@ -72,8 +72,8 @@ rounded down, where pads is the sum for both ends of the axis. `input_size` has 
 per spatial axis, of which there are 1 to 3.
 
 Dtypes: `filter` and `out_backprop` float16, bfloat16, float or double; `input_grad` has the dtype of `out_backprop`.
-Sums are computed in double if an input is double, else in float, in the order of m, a and b, and rounded once; they do
-not depend on the number of threads.
+Sums are computed in double if an input is double, else in float, in the order of m, for each m from the last a and b to
+the first ones, and rounded once; they do not depend on the number of threads.
 
 Edge rules: NaN and infinities propagate as in the formula; an infinite `filter` that meets a zero beside `out_backprop`
 gives NaN. A size in which no filter fits is an error, as are a number above 2147483647 in an attribute, and `pads` that
@@ -228,14 +228,14 @@ def find_terms(
     rows, columns = layout.filter[1], layout.filter[2]
     count = 0
     for m in range(own):
-        for a in range(layout.filter[0]):
+        for a in range(layout.filter[0] - 1, -1, -1):
             layer = position_of(layout, 0, z, a)
-            for b in range(rows):
+            for b in range(rows - 1, -1, -1):
                 row = position_of(layout, 1, y, b)
                 if layer == NONE or row == NONE:
                     continue
                 at = ((m * reach[0] + layer - begins[0]) * reach[1] + row - begins[1]) * reach[2] - begins[2]
-                for c in range(columns):
+                for c in range(columns - 1, -1, -1):  # so that positions increase, as `correlate` is fastest
                     column = position_of(layout, 2, x, c)
                     if column != NONE:
                         of_weights[count] = ((m * layout.filter[0] + a) * rows + b) * columns + c
