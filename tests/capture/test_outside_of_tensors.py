@@ -10,8 +10,10 @@ import pytest
 import torch
 from captures import gradients
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from onnx_ops.torch import CaptureError
+from onnx_ops.torch.tracing.randomness import Random
 
 GENERATOR = np.random.default_rng(0)
 DRAWS: dict[str, tuple[Callable[[], float], str]] = {
@@ -138,6 +140,15 @@ def test_numbers_that_are_drawn_twice_are_refused(draws: Callable[[Tensor, int],
     with pytest.raises(CaptureError, match="draws the random numbers of an earlier draw again"):
         gradients(model, loss, (torch.ones(2, 3),))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_states_of_generators_are_told_apart_in_a_trace() -> None:
+    """A FakeTensorMode makes tensors without memory of copies."""
+    for _ in range(5):
+        with FakeTensorMode(), Random(torch.zeros((), dtype=torch.int64)) as draws:
+            for _ in range(5):
+                torch.rand(100)
+        assert not draws.seeded
 
 
 def test_draws_from_a_generator_of_the_model_are_captured() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.types import py_sym_types
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -178,7 +179,8 @@ def _within_0_and_1(number: Number) -> Number:
 
 def _digest(generator: torch.Generator) -> bytes:
     """Of the state of a generator."""
-    return hashlib.blake2b(generator.get_state().numpy()).digest()
+    with no_dispatch():  # under a FakeTensorMode the array would be of memory that is not the state's
+        return hashlib.blake2b(generator.get_state().numpy()).digest()
 
 
 def _draws(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
