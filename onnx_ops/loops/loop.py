@@ -8,16 +8,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy.typing as npt
 
 from onnx_ops.core.reduction import Divisor
 from onnx_ops.core.space import IndexSpace, Role
+from onnx_ops.loops.primitives import Array
 from onnx_ops.loops.records import Job, Kernel
 
-Array = npt.NDArray[Any]
-"""A one-dimensional array in Python; a pointer in compiled code."""
 Operands = Sequence[Array]
 
 Core = Callable[[Operands, Array, int, Array], None]

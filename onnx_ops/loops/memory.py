@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnx_ops.loops.primitives import ceil_divide, helper
+from onnx_ops.loops.primitives import Array, ceil_divide, helper
 
 FLOAT, DOUBLE, BOOL = int(onnx.TensorProto.FLOAT), int(onnx.TensorProto.DOUBLE), int(onnx.TensorProto.BOOL)
 FLOAT16 = int(onnx.TensorProto.FLOAT16)
@@ -74,7 +74,7 @@ def array_at(address: int, count: int, dtype: Any) -> Any:
 class Numbers16:
     """View of 16-bit elements, read as float32 and rounded on assignment."""
 
-    def __init__(self, numbers: Any) -> None:
+    def __init__(self, numbers: Array) -> None:
         self._numbers = numbers
 
     def __getitem__(self, index: int) -> np.float32:
@@ -151,7 +151,7 @@ def write_floats(source: int, element_type: int, count: int, target: int) -> Non
 
 
 @helper
-def read_row(source: int, element_type: int, count: int, target: Any) -> None:
+def read_row(source: int, element_type: int, count: int, target: Array) -> None:
     """Convert elements at an address to the computing dtype: float64 for DOUBLE, else float32."""
     if element_type == DOUBLE:
         copy_bytes(source, address_of(target), 8 * count)
@@ -160,7 +160,7 @@ def read_row(source: int, element_type: int, count: int, target: Any) -> None:
 
 
 @helper
-def write_row(numbers: Any, element_type: int, count: int, target: int) -> None:
+def write_row(numbers: Array, element_type: int, count: int, target: int) -> None:
     """Inverse of `read_row`, rounded once."""
     if element_type == DOUBLE:
         copy_bytes(address_of(numbers), target, 8 * count)
@@ -168,7 +168,7 @@ def write_row(numbers: Any, element_type: int, count: int, target: int) -> None:
         write_floats(address_of(numbers), element_type, count, target)
 
 
-def interleave(sources: Any, element_type: int, start: int, count: int, out: Any, place: int) -> None:
+def interleave(sources: Array, element_type: int, start: int, count: int, out: Array, place: int) -> None:
     """Interleave LANES rows: out[(place + j)*LANES + lane] = row[lane][start + j] for j in [0, count).
 
     Args:
@@ -180,7 +180,7 @@ def interleave(sources: Any, element_type: int, start: int, count: int, out: Any
             out[(place + j) * LANES + lane] = number_at(int(sources[lane]), element_type, start + j)
 
 
-def separate(numbers: Any, place: int, count: int, targets: Any, element_type: int, start: int) -> None:
+def separate(numbers: Array, place: int, count: int, targets: Array, element_type: int, start: int) -> None:
     """Inverse of `interleave`: row[lane][start + j] = numbers[(place + j)*LANES + lane], rounded once.
 
     Args:
@@ -210,12 +210,12 @@ def copy_bytes(source: int, target: int, size: int) -> None:
     ctypes.memmove(target, source, size)
 
 
-def address_of(array: Any) -> int:
+def address_of(array: Array) -> int:
     """Memory address of an array of `array_at`, `allocate` or `tail`."""
     return int(array.ctypes.data)
 
 
-def tail(array: Any, start: int) -> Any:
+def tail(array: Array, start: int) -> Any:
     """View of the elements of an array from index `start` on."""
     return array[start:]
 

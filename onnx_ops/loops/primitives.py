@@ -8,6 +8,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+"""A one-dimensional array in Python; a pointer in compiled code."""
+Floating = type[np.floating[Any]]
+"""A computing dtype, for which code is compiled."""
+Number = Any
+"""A number of the computing dtype, or a float64; NumPy's types do not say what operators make of these."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,7 +47,7 @@ def inlined(function: F) -> F:
     return function
 
 
-def exp_parts(x: Any) -> tuple[Any, Any, Any]:
+def exp_parts(x: Number) -> tuple[Any, Any, Any]:
     """exp(x) as three factors, none of which overflows or becomes subnormal where exp(x) would.
 
     Multiplied into another number one after the other, they keep full relative precision even where exp(x) itself is
@@ -56,7 +64,7 @@ def exp_parts(x: Any) -> tuple[Any, Any, Any]:
     return dtype(1), root, root
 
 
-def exp_excess_parts(x: Any) -> tuple[Any, Any]:
+def exp_excess_parts(x: Number) -> tuple[Any, Any]:
     """(excess, power) with exp(x) = power * (1 + excess), power a power of 2; float32 x in [-87, 87].
 
     abs(power * (1 + excess) / exp(x) - 1) <= 5e-8.
@@ -65,7 +73,7 @@ def exp_excess_parts(x: Any) -> tuple[Any, Any]:
     return np.float32(np.exp(np.float64(x)) / np.float64(power) - 1), power
 
 
-def exp_approx(x: Any) -> Any:
+def exp_approx(x: Number) -> Any:
     """exp(x) in float32 for float32 x in [-87, 87], for 16-bit results.
 
     abs(exp_approx(x) / exp(x) - 1) <= 3e-6.
@@ -73,7 +81,7 @@ def exp_approx(x: Any) -> Any:
     return np.exp(x)
 
 
-def exp_of_float32(x: Any) -> Any:
+def exp_of_float32(x: Number) -> Any:
     """exp(x) in float64 for float32 x, for float32 results.
 
     abs(exp_of_float32(x) / exp(x) - 1) <= 2.2e-10 for x in [-708, 709]; inf for x > 709, exp(-708) for x in
@@ -83,7 +91,7 @@ def exp_of_float32(x: Any) -> Any:
     return np.inf if x > 709 else 0.0 if x < -745 else value
 
 
-def exp_in_range(x: Any) -> Any:
+def exp_in_range(x: Number) -> Any:
     """exp(x) in float64 for float64 x in [-708, 709]; unspecified for other x.
 
     abs(exp_in_range(x) / exp(x) - 1) <= 2.2e-10.
@@ -91,7 +99,7 @@ def exp_in_range(x: Any) -> Any:
     return np.exp(x)
 
 
-def one_plus_exp(x: Any) -> Any:
+def one_plus_exp(x: Number) -> Any:
     """1 + exp(x) in float64 for float64 x in [-708, 0]; unspecified for other x.
 
     abs(one_plus_exp(x) - 1 - exp(x)) <= 3.1e-9 * exp(x) + 2**-53.
@@ -100,7 +108,7 @@ def one_plus_exp(x: Any) -> Any:
         return 1 + np.exp(x)
 
 
-def log(x: Any) -> Any:
+def log(x: Number) -> Any:
     """Natural logarithm of a float32 or float64, in float64; -inf for 0, NaN for x < 0.
 
     Relative error <= 1e-15 for float32 x, 1 ulp for float64 x.
@@ -109,18 +117,18 @@ def log(x: Any) -> Any:
         return np.log(np.float64(x))
 
 
-def log_float32(x: Any) -> Any:
+def log_float32(x: Number) -> Any:
     """Natural logarithm of a float32 in float32, error <= 2 ulp; -inf for 0, NaN for x < 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(x)
 
 
-def log_float32_normal(x: Any) -> Any:
+def log_float32_normal(x: Number) -> Any:
     """`log_float32` for float32 x in [2**-126, inf); unspecified for other x."""
     return log_float32(x)
 
 
-def log_approx(x: Any) -> Any:
+def log_approx(x: Number) -> Any:
     """Natural logarithm in float32 for float32 x in [2**-126, inf), for 16-bit results; unspecified for other x.
 
     abs(log_approx(x) - log(x)) <= max(3e-6, 0.5 ulp).
@@ -128,7 +136,7 @@ def log_approx(x: Any) -> Any:
     return log_float32(x)
 
 
-def log1p_approx(x: Any) -> Any:
+def log1p_approx(x: Number) -> Any:
     """log1p(x) in float32 for float32 x in [0, 1], for 16-bit results.
 
     abs(log1p_approx(x) - log1p(x)) <= 4e-7.
@@ -136,7 +144,7 @@ def log1p_approx(x: Any) -> Any:
     return np.log1p(x)
 
 
-def softplus_of_nonpositive(x: Any) -> Any:
+def softplus_of_nonpositive(x: Number) -> Any:
     """log1p(exp(x)) in float64 for x <= 0 or NaN; relative error <= 4e-10 for float32 x, 3e-16 for float64 x."""
     return np.log1p(np.exp(np.float64(x)))
 
@@ -145,7 +153,7 @@ NO_POWER = -1e200
 """Exponent of the value 0: below any other exponent, also after millions of additions."""
 
 
-def exp_and_power(x: Any) -> tuple[Any, Any]:
+def exp_and_power(x: Number) -> tuple[Any, Any]:
     """exp(x) of a float64 as (value, power) with exp(x) = value * 2**power; value in [0.7, 1.5], power integral.
 
     For abs(x) <= 1e12; (0, NO_POWER) for x = -inf.
@@ -157,7 +165,7 @@ def exp_and_power(x: Any) -> tuple[Any, Any]:
     return np.exp(np.float64(x - power * ln2)), power
 
 
-def value_and_power(x: Any) -> tuple[Any, Any]:
+def value_and_power(x: Number) -> tuple[Any, Any]:
     """x in [2**-1022, inf) as (value, power) with x = value * 2**power, value in [0.7, 1.5]; (0, NO_POWER) for 0."""
     if x == 0:
         return np.float64(0), np.float64(NO_POWER)
@@ -165,22 +173,22 @@ def value_and_power(x: Any) -> tuple[Any, Any]:
     return (value, np.float64(power)) if value > np.sqrt(0.5) else (2 * value, np.float64(power - 1))
 
 
-def power_of_two(power: Any) -> Any:
+def power_of_two(power: Number) -> Any:
     """2**power for an integral float64 power in [-1022, 1023]; 0 for -1023."""
     return np.float64(0) if power == -1023 else np.ldexp(1.0, int(power))
 
 
-def like(value: Any, other: Any) -> Any:
+def like(value: Number, other: Number) -> Any:
     """value, converted to the dtype of other."""
     return type(other)(value)
 
 
-def of_channels(operand: Any) -> Any:
+def of_channels(operand: Array) -> Any:
     """A per-channel operand, float32 for 16-bit computing dtypes."""
     return operand
 
 
-def exp_of_difference(x: Any) -> Any:
+def exp_of_difference(x: Number) -> Any:
     """exp(x) in the dtype of x for abs(x) <= 87 (float32) or 708 (float64), 0 for x below and infinity for x above.
 
     abs(exp_of_difference(x) / exp(x) - 1) <= 2**-23 for float32 x, 2**-51 for float64 x.
@@ -189,12 +197,12 @@ def exp_of_difference(x: Any) -> Any:
     return type(x)(0) if x < -most else type(x)(np.inf) if x > most else np.exp(x)
 
 
-def add_any_order(a: Any, b: Any) -> Any:
+def add_any_order(a: Number, b: Number) -> Any:
     """a + b in the dtype of a; the compiler may reassociate sums of these."""
     return a + b
 
 
-def multiply_any_order(a: Any, b: Any) -> Any:
+def multiply_any_order(a: Number, b: Number) -> Any:
     """a * b in the dtype of a; the compiler may reassociate."""
     return a * b
 
@@ -209,17 +217,17 @@ def elements_at(arrays: tuple[Any, ...], index: int) -> tuple[Any, ...]:
     return tuple(array[index] for array in arrays)
 
 
-def choose(condition: Any, a: Any, b: Any) -> Any:
+def choose(condition: Any, a: Number, b: Number) -> Any:
     """a if condition else b; evaluates both, so that the loop vectorizes. a and b have one dtype."""
     return a if condition else b
 
 
-def abs_up_to(x: Any, most: Any) -> Any:
+def abs_up_to(x: Number, most: Number) -> Any:
     """min(abs(x), most) of a float32; most where x is NaN."""
     return abs(x) if abs(x) < most else most
 
 
-def fma(a: Any, b: Any, c: Any) -> Any:
+def fma(a: Number, b: Number, c: Number) -> Any:
     """a*b + c, rounded once (fused multiply-add), in the dtype of a; numbers or vectors."""
     with np.errstate(all="ignore"):
         return (np.longdouble(a) * np.longdouble(b) + np.longdouble(c)).astype(a.dtype)
@@ -231,7 +239,7 @@ def ceil_divide(a: int, b: int) -> int:
 
 
 @helper
-def total_of(values: Any, start: int, count: int) -> float:
+def total_of(values: Array, start: int, count: int) -> float:
     """Pairwise sum of values[start:start + count]; overwrites them."""
     while count > 1:
         half = count // 2

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from onnx_ops.loops.memory import LANES
-from onnx_ops.loops.primitives import ONE, fma, inlined
+from onnx_ops.loops.primitives import ONE, Number, fma, inlined
 from onnx_ops.loops.vectors import TO_INTEGER, Table, as_floats, bits, floats, lesser, spread
 
 f4 = np.float32
@@ -37,7 +37,7 @@ P3 = tuple(map(f4, (0.20034089, -0.25031885, 0.33333314, -0.49999986)))
 
 
 @inlined
-def log_parts(x: Any) -> tuple[Any, Any]:
+def log_parts(x: Number) -> tuple[Any, Any]:
     """(high, low) with abs(high + low - log(x)) <= 2e-9, for float32 x in [2**-126, inf).
 
     Unspecified but finite for other x.
@@ -60,7 +60,7 @@ def _softplus(apart: float, count: int) -> np.ndarray:
 
 
 @inlined
-def nearest(size: Any, apart: Any, last: Any) -> tuple[Any, Any]:
+def nearest(size: Number, apart: Number, last: Number) -> tuple[Any, Any]:
     """(index, distance): the nearest multiple of `apart`, its index in the low bits, and size minus that multiple.
 
     Args:
@@ -82,14 +82,14 @@ FINE_LOW = tuple(map(Table, COEFFICIENTS[-2:] - COEFFICIENTS[-2:].astype(f4)))
 
 
 @inlined
-def softplus_approx(size: Any) -> Any:
+def softplus_approx(size: Number) -> Any:
     """log1p(exp(-size)) for float32 size >= 0, abs error <= 3e-5; constant 2e-7 for size > 15.5."""
     index, u = nearest(size, COARSE, COARSE_LAST)
     return ((SOFTPLUS[0][index] * u + SOFTPLUS[1][index]) * u + SOFTPLUS[2][index]) * u + SOFTPLUS[3][index]
 
 
 @inlined
-def softplus_parts(size: Any) -> tuple[Any, Any]:
+def softplus_parts(size: Number) -> tuple[Any, Any]:
     """(high, low) with abs(high + low - log1p(exp(-size))) <= 2e-8, for float32 size >= 0; 1e-10 for size > 23."""
     index, u = nearest(size, FINE, FINE_LAST)
     q = (FINE_SOFTPLUS[0][index] * u + FINE_SOFTPLUS[1][index]) * u + FINE_SOFTPLUS[2][index]

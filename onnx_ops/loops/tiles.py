@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from onnx_ops.loops.memory import LANES
+from onnx_ops.loops.primitives import Array
 
 ROWS = 8
 """Rows of a tile."""
@@ -19,19 +20,19 @@ PANEL = 2
 
 
 def multiply_tile(
-    image: Any,
-    rows: Any,
+    image: Array,
+    rows: Array,
     row_start: int,
     terms: int,
     channels: int,
     block: int,
-    weights: Any,
-    starts: Any,
+    weights: Array,
+    starts: Array,
     start: int,
     panel: int,
     step: int,
-    out: Any,
-    places: Any,
+    out: Array,
+    places: Array,
     place: int,
     apart: int,
     vectors: int,
@@ -61,13 +62,13 @@ def multiply_tile(
 
 
 def add_outer_products(
-    sums: Any,
+    sums: Array,
     start: int,
     step: int,
-    image: Any,
+    image: Array,
     image_start: int,
     block: int,
-    grad: Any,
+    grad: Array,
     grad_start: int,
     counts: tuple[int, int, int, int],
     image_steps: tuple[int, int, int, int],
@@ -97,22 +98,22 @@ def add_outer_products(
                 sums[at : at + LANES] += total[r, v]
 
 
-def largest(numbers: Any, start: int, count: int) -> Any:
+def largest(numbers: Array, start: int, count: int) -> Any:
     """The largest of numbers[start:start + count] that is not NaN, or -infinity; `count` is a multiple of LANES."""
     return np.fmax.reduce(numbers[start : start + count], initial=-np.inf)
 
 
 def correlate(
-    a: Any,
-    b: Any,
-    a_places: Any,
-    b_places: Any,
+    a: Array,
+    b: Array,
+    a_places: Array,
+    b_places: Array,
     terms: int,
     rows: int,
     columns: int,
     b_row: int,
     b_step: int,
-    out: Any,
+    out: Array,
     place: int,
     out_row: int,
     out_step: int,
@@ -135,9 +136,9 @@ def correlate(
 
 
 def add_products(
-    sums: Any,
-    a: Any,
-    b: Any,
+    sums: Array,
+    a: Array,
+    b: Array,
     a_start: int,
     b_starts: tuple[int, int, int],
     rows: int,
@@ -164,12 +165,12 @@ def add_products(
                 sums[t * LANES : (t + 1) * LANES] += total
 
 
-def largest_by_lane(numbers: Any, count: int, out: Any) -> None:
+def largest_by_lane(numbers: Array, count: int, out: Array) -> None:
     """For each lane, out[lane] = the largest of numbers[k*LANES + lane], k in [0, count), not NaN, or -infinity."""
     out[:LANES] = np.fmax.reduce(numbers[: count * LANES].reshape(count, LANES), axis=0, initial=-np.inf)
 
 
-def sum_by_lane(numbers: Any, count: int, out: Any) -> None:
+def sum_by_lane(numbers: Array, count: int, out: Array) -> None:
     """For each lane, out[lane] = sum of numbers[k*LANES + lane] over k in [0, count), in this order."""
     out[:LANES] = 0
     for at in range(0, count * LANES, LANES):
@@ -177,14 +178,14 @@ def sum_by_lane(numbers: Any, count: int, out: Any) -> None:
             out[:LANES] += numbers[at : at + LANES]
 
 
-def subtract_by_lane(numbers: Any, count: int, values: Any) -> None:
+def subtract_by_lane(numbers: Array, count: int, values: Array) -> None:
     """For each lane, numbers[k*LANES + lane] -= values[lane] for k in [0, count)."""
     for at in range(0, count * LANES, LANES):
         with np.errstate(all="ignore"):
             numbers[at : at + LANES] -= values[:LANES]
 
 
-def divide_by_lane(numbers: Any, count: int, values: Any) -> None:
+def divide_by_lane(numbers: Array, count: int, values: Array) -> None:
     """For each lane, numbers[k*LANES + lane] /= values[lane] for k in [0, count)."""
     for at in range(0, count * LANES, LANES):
         with np.errstate(all="ignore"):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnx_ops.loops.memory import LANES
-from onnx_ops.loops.primitives import inlined
+from onnx_ops.loops.primitives import Array, Number, inlined
 
 QUAD = 4
 """Elements of a float64 vector: conversion from float32 is fastest in this width."""
@@ -35,26 +35,26 @@ class Table:
         return self.numbers[index & (len(self.numbers) - 1)]
 
 
-def spread(value: Any) -> Any:
+def spread(value: Number) -> Any:
     """Vector with all elements equal to value."""
     return np.full(QUAD if isinstance(value, np.float64 | float) else LANES, value)
 
 
-def load(numbers: Any, start: int) -> Any:
+def load(numbers: Array, start: int) -> Any:
     """numbers[start:start + LANES] as float32; `numbers` float32 or 16-bit."""
     return np.array([numbers[start + k] for k in range(LANES)], np.float32)
 
 
-def load_wide(numbers: Any, start: int) -> Any:
+def load_wide(numbers: Array, start: int) -> Any:
     """numbers[start:start + QUAD] as float64; `numbers` float32 or 16-bit."""
     return np.array([numbers[start + k] for k in range(QUAD)], np.float64)
 
 
-def prefetch(numbers: Any, start: int) -> None:
+def prefetch(numbers: Array, start: int) -> None:
     """Prefetch numbers[start:] into cache; `start` may be beyond the end."""
 
 
-def store(vector: Any, numbers: Any, start: int) -> None:
+def store(vector: Any, numbers: Array, start: int) -> None:
     """numbers[start:start + LANES] = vector; `numbers` float32."""
     numbers[start : start + LANES] = vector
 

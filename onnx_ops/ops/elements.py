@@ -16,12 +16,12 @@ from onnx_ops.loops.memory import (
     write_numbers,
     write_row,
 )
-from onnx_ops.loops.primitives import helper
+from onnx_ops.loops.primitives import Array, Floating, helper
 from onnx_ops.loops.records import Kernel
 
 
 @helper
-def read_as(kernel: Kernel, source: int, element_type: int, count: int, target: Any, dtype: Any) -> None:
+def read_as(kernel: Kernel, source: int, element_type: int, count: int, target: Array, dtype: Floating) -> None:
     """Convert elements at an address to a computing dtype that holds them."""
     if size_of(dtype) == item_size(DOUBLE):
         read_numbers(kernel.read, source, element_type, count, address_of(target))
@@ -30,7 +30,7 @@ def read_as(kernel: Kernel, source: int, element_type: int, count: int, target: 
 
 
 @helper
-def write_as(kernel: Kernel, numbers: Any, count: int, target: int, element_type: int, dtype: Any) -> None:
+def write_as(kernel: Kernel, numbers: Array, count: int, target: int, element_type: int, dtype: Floating) -> None:
     """Inverse of `read_as`, rounded once."""
     if size_of(dtype) == item_size(DOUBLE):
         write_numbers(kernel.write, address_of(numbers), element_type, count, target)
@@ -39,7 +39,7 @@ def write_as(kernel: Kernel, numbers: Any, count: int, target: int, element_type
 
 
 @helper
-def elements(kernel: Kernel, source: int, element_type: int, count: int, converted: Any, dtype: Any) -> Any:
+def elements(kernel: Kernel, source: int, element_type: int, count: int, converted: Array, dtype: Floating) -> Any:
     """Elements at an address in a computing dtype: where they are, if they have it, else in `converted`."""
     found = converted
     if item_size(element_type) == size_of(dtype):
@@ -50,7 +50,7 @@ def elements(kernel: Kernel, source: int, element_type: int, count: int, convert
 
 
 @helper
-def destination(target: int, element_type: int, width: int, in_place: bool, own: Any, dtype: Any) -> Any:
+def destination(target: int, element_type: int, width: int, in_place: bool, own: Array, dtype: Floating) -> Any:
     """Where to compute a row that `deliver` writes to an address: there, or in memory of one's own.
 
     In place it is the latter, as LLVM's vectors are not used where memory overlaps.
@@ -62,7 +62,9 @@ def destination(target: int, element_type: int, width: int, in_place: bool, own:
 
 
 @helper
-def deliver(kernel: Kernel, own: Any, width: int, target: int, element_type: int, in_place: bool, dtype: Any) -> None:
+def deliver(
+    kernel: Kernel, own: Array, width: int, target: int, element_type: int, in_place: bool, dtype: Floating
+) -> None:
     """Write a row that was computed in its `destination` to an address."""
     size = item_size(element_type)
     if size != size_of(dtype):

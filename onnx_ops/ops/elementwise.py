@@ -7,12 +7,20 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from onnx_ops.loops.loop import Array, Core, Operands
-from onnx_ops.loops.primitives import LAST_PARAMETER, add_any_order, elements_at, helper, inlined, items_of, wide
+from onnx_ops.loops.loop import Core, Operands
+from onnx_ops.loops.primitives import (
+    LAST_PARAMETER,
+    Array,
+    Number,
+    add_any_order,
+    elements_at,
+    helper,
+    inlined,
+    items_of,
+    wide,
+)
 from onnx_ops.ops.extremes import BLOCK
 
-Number = Any
-"""A number of the computing dtype, or a float64."""
 Scalar = Callable[..., Any]
 """A function of numbers."""
 SHARE = (0, LAST_PARAMETER)
@@ -62,7 +70,7 @@ def elementwise(
 
 
 @helper
-def total_of(term: Scalar, inputs: Any, start: int, stop: int) -> Any:
+def total_of(term: Scalar, inputs: tuple[Array, ...], start: int, stop: int) -> Any:
     """The sum of the terms of elements [start, stop) in float64, in any order."""
     total = 0.0
     for i in range(start, stop):
@@ -71,6 +79,6 @@ def total_of(term: Scalar, inputs: Any, start: int, stop: int) -> Any:
 
 
 @inlined
-def exact_share(share: Any, lost: Any) -> Any:
+def exact_share(share: Number, lost: Number) -> Any:
     """The reciprocal of the divisor in float64: parameters[0] and its rounding error."""
     return wide(share) + wide(lost)

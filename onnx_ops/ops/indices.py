@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from onnx_ops.core.call import Call
 from onnx_ops.loops.memory import array_at
-from onnx_ops.loops.primitives import helper
+from onnx_ops.loops.primitives import Array, helper
 from onnx_ops.loops.records import Job, Kernel
 
 INDICES = (TensorProto.INT64, TensorProto.INT32)
@@ -17,7 +17,7 @@ INT64 = int(TensorProto.INT64)
 
 
 @helper
-def lie_within(indices: Any, count: int, size: int) -> bool:
+def lie_within(indices: Array, count: int, size: int) -> bool:
     lowest, highest = 0, -1
     for i in range(count):
         lowest, highest = min(lowest, indices[i]), max(highest, indices[i])

@@ -14,19 +14,19 @@ import numpy.typing as npt
 
 from onnx_ops.bodies.body import Body
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.primitives import ONE, choose, inlined
+from onnx_ops.loops.primitives import ONE, Number, choose, inlined
 from onnx_ops.ops.references import promoted, rounded
 
 
 @inlined
-def gradient(grad: Any, x: Any, value: Any, first: Any, second: Any, slope: Any) -> Any:
+def gradient(grad: Number, x: Number, value: Number, first: Number, second: Number, slope: Number) -> Any:
     """grad * d(x); the decay is value * first * second, kept in parts, as it may be subnormal."""
     part = (value * first) * slope
     return choose(x < 0, (grad * part) * second, grad * (ONE - part * second))
 
 
 @inlined
-def bounded(x: Any, far: Any) -> Any:
+def bounded(x: Number, far: Number) -> Any:
     """min(abs(x), far); NaN where x is NaN."""
     size = abs(x)
     return choose(size > far, far, size)

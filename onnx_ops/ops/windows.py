@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from onnx_ops.core.call import Call
 from onnx_ops.core.types import Dim
@@ -19,7 +18,7 @@ MAX_PADDING = 2**28
 
 
 @helper
-def volume(sizes: Any) -> int:
+def volume(sizes: Sequence[int]) -> int:
     """Product of the sizes along the spatial axes."""
     return int(sizes[0] * sizes[1] * sizes[2])
 

@@ -8,7 +8,16 @@ import numpy as np
 
 from onnx_ops.loops.loop import Layout
 from onnx_ops.loops.memory import LANES, allocate, array_at, computing_size, free, record_at, size_of, tail, whole_lines
-from onnx_ops.loops.primitives import add_any_order, ceil_divide, exp_of_difference, helper, like
+from onnx_ops.loops.primitives import (
+    Array,
+    Floating,
+    Number,
+    add_any_order,
+    ceil_divide,
+    exp_of_difference,
+    helper,
+    like,
+)
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
 from onnx_ops.loops.shapes import give_shape, same_shape
 from onnx_ops.loops.tiles import PANEL, ROWS, add_outer_products
@@ -84,7 +93,7 @@ PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
 @helper
-def partial_gradients(job: Job, layout: Scores, split: int, sample: int, head: int, dtype: Any) -> Any:
+def partial_gradients(job: Job, layout: Scores, split: int, sample: int, head: int, dtype: Floating) -> Any:
     """The gradients of the queries of a head by a block of keys, in the scratch memory."""
     count = layout.queries * whole_vectors(layout.size)
     number = (split * layout.samples + sample) * layout.heads + head
@@ -93,7 +102,7 @@ def partial_gradients(job: Job, layout: Scores, split: int, sample: int, head: i
 
 @helper
 def write_query_gradient(
-    job: Job, layout: Scores, scale: Any, numbers: Any, sample: int, head: int, query: int
+    job: Job, layout: Scores, scale: Number, numbers: Array, sample: int, head: int, query: int
 ) -> None:
     """Write the gradient of a query, a row of sums, times `scale`."""
     for d in range(layout.size):
@@ -103,7 +112,7 @@ def write_query_gradient(
 
 
 @helper
-def clear_by_key(sums: Any, row_size: int, columns: int) -> None:
+def clear_by_key(sums: Array, row_size: int, columns: int) -> None:
     """Set the sums of `columns` keys, and of the others of their tiles, to 0."""
     for panel in range(panels_of(row_size)):
         begin = panel * KEYS * WIDTH
@@ -112,7 +121,7 @@ def clear_by_key(sums: Any, row_size: int, columns: int) -> None:
 
 
 @helper
-def add_by_key(sums: Any, row_size: int, rows: Any, weights: Any, count: int, columns: int) -> None:
+def add_by_key(sums: Array, row_size: int, rows: Array, weights: Array, count: int, columns: int) -> None:
     """Add sums of `count` rows with weights to the rows of `columns` keys, [panel, key, WIDTH]."""
     for panel in range(panels_of(row_size)):
         for key in range(0, columns, ROWS):
@@ -124,7 +133,7 @@ def add_by_key(sums: Any, row_size: int, rows: Any, weights: Any, count: int, co
 
 @helper
 def write_by_key(
-    tensor: Heads, sums: Any, scale: Any, sample: int, head: int, first: int, count: int, buffer: Any
+    tensor: Heads, sums: Array, scale: Number, sample: int, head: int, first: int, count: int, buffer: Array
 ) -> None:
     """Write the sums of a block of keys, times `scale`."""
     for i in range(count):
@@ -133,7 +142,7 @@ def write_by_key(
         write_row_of(tensor, sample, head, first + i, buffer)
 
 
-def prepare(job: Job, number: int, dtype: Any) -> None:
+def prepare(job: Job, number: int, dtype: Floating) -> None:
     """Gradients of a block of keys and values of a head, and by them of all its queries, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
@@ -282,7 +291,7 @@ def prepare(job: Job, number: int, dtype: Any) -> None:
     free(memory)
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """Add up the gradients of the queries of a head by all blocks of keys."""
     layout = record_at(job.scratch, LAYOUT)
     sample, head = number // layout.heads, number % layout.heads

@@ -22,7 +22,7 @@ from onnx_ops.loops.memory import (
     tail,
     write_row,
 )
-from onnx_ops.loops.primitives import add_any_order, ceil_divide, helper, like
+from onnx_ops.loops.primitives import Array, Floating, Number, add_any_order, ceil_divide, helper, like
 from onnx_ops.loops.records import KERNEL, Job, Numbers, attribute_record, record_of
 from onnx_ops.loops.tiles import PANEL, ROWS, multiply_tile
 from onnx_ops.ops.attention._rules import (
@@ -89,7 +89,7 @@ def vectors_of(row_size: int, panel: int) -> int:
 
 
 @helper
-def write_strides(job: Job, i: int, strides: Any, layout: Scores) -> bool:
+def write_strides(job: Job, i: int, strides: Numbers, layout: Scores) -> bool:
     """Write the strides of an input that broadcasts to the scores; returns whether it does."""
     rank = job.rank[i]
     if rank > RANK:
@@ -183,13 +183,13 @@ def row_at(tensor: Heads, sample: int, head: int, row: int) -> int:
 
 
 @helper
-def write_row_of(tensor: Heads, sample: int, head: int, row: int, numbers: Any) -> None:
+def write_row_of(tensor: Heads, sample: int, head: int, row: int, numbers: Array) -> None:
     """Write a row of numbers of the computing dtype, rounded once."""
     write_row(numbers, tensor.element_type, tensor.size, row_at(tensor, sample, head, row))
 
 
 @helper
-def read_rows(tensor: Heads, sample: int, head: int, first: int, count: int, target: Any) -> None:
+def read_rows(tensor: Heads, sample: int, head: int, first: int, count: int, target: Array) -> None:
     """Convert rows [first, first + count) of a head, padded to whole panels."""
     for i in range(count):
         source = row_at(tensor, sample, head, first + i)
@@ -197,7 +197,7 @@ def read_rows(tensor: Heads, sample: int, head: int, first: int, count: int, tar
 
 
 @helper
-def interleave_rows(tensor: Heads, sample: int, head: int, first: int, count: int, sources: Any, out: Any) -> None:
+def interleave_rows(tensor: Heads, sample: int, head: int, first: int, count: int, sources: Array, out: Array) -> None:
     """Interleave rows [first, first + count) of a head; the last one is repeated.
 
     sources: an array of LANES addresses.
@@ -209,7 +209,7 @@ def interleave_rows(tensor: Heads, sample: int, head: int, first: int, count: in
 
 
 @helper
-def sum_of_sizes(tensor: Heads, sample: int, head: int, buffer: Any, dtype: Any) -> Any:
+def sum_of_sizes(tensor: Heads, sample: int, head: int, buffer: Array, dtype: Floating) -> Any:
     """Sum of the absolute values of a head, NaN or infinity if one is not finite; overwrites a buffer of one row."""
     total = like(0, buffer[0])
     as_is = item_size(tensor.element_type) == size_of(dtype)
@@ -231,15 +231,15 @@ def sum_of_sizes(tensor: Heads, sample: int, head: int, buffer: Any, dtype: Any)
 
 @helper
 def multiply_by_interleaved(
-    rows: Any,
-    starts: Any,
+    rows: Array,
+    starts: Array,
     count: int,
     terms: int,
-    columns: Any,
+    columns: Array,
     column_count: int,
-    out: Any,
-    places: Any,
-    zero: Any,
+    out: Array,
+    places: Array,
+    zero: Array,
 ) -> None:
     """A tile: products of `count` rows with `column_count` interleaved ones, each of `terms` numbers.
 
@@ -260,15 +260,15 @@ def multiply_by_interleaved(
 
 @helper
 def multiply_by_rows(
-    weights: Any,
-    starts: Any,
+    weights: Array,
+    starts: Array,
     count: int,
     terms: int,
-    rows: Any,
+    rows: Array,
     row_size: int,
-    out: Any,
-    places: Any,
-    zero: Any,
+    out: Array,
+    places: Array,
+    zero: Array,
 ) -> None:
     """Sums of `terms` rows of `row_size` numbers, whole vectors, with the weights of each row of a tile."""
     for panel in range(panels_of(row_size)):
@@ -325,7 +325,7 @@ def seen_by_any(
     queries: int,
     first: int,
     count: int,
-    buffer: Any,
+    buffer: Array,
 ) -> int:
     """How many of the keys [first, first + count), up to the last one, any of the queries from `query` on sees.
 
@@ -372,8 +372,8 @@ def mask_row(
     query: int,
     first: int,
     count: int,
-    row: Any,
-    value: Any,
+    row: Array,
+    value: Number,
 ) -> None:
     """Set the elements of a row of a tile to `value` where a query does not see a key.
 
@@ -408,8 +408,8 @@ def finish_scores(
     query: int,
     first: int,
     count: int,
-    row: Any,
-    buffer: Any,
+    row: Array,
+    buffer: Array,
 ) -> None:
     """Scale, shift and mask a row of products of a query with keys; -infinity up to a multiple of LANES.
 

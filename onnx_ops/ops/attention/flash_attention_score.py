@@ -15,7 +15,7 @@ from onnx_ops.core.signature import Default, Input, Output, OutputType, Signatur
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import LANES, allocate, array_at, free, record_at, size_of, tail
-from onnx_ops.loops.primitives import add_any_order, ceil_divide, exp_of_difference, like
+from onnx_ops.loops.primitives import Floating, add_any_order, ceil_divide, exp_of_difference, like
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
 from onnx_ops.loops.tiles import largest
 from onnx_ops.ops.attention._formula import (
@@ -195,7 +195,7 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
 PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """Attention of a block of queries of a head, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     attributes = record_at(kernel.attributes, ATTRIBUTES)

@@ -12,8 +12,8 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Default, Input, Output, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import MAX_RANK, TensorType
-from onnx_ops.loops.loop import Array, Loop, Operands
-from onnx_ops.loops.primitives import fma, helper, of_channels, wide
+from onnx_ops.loops.loop import Loop, Operands
+from onnx_ops.loops.primitives import Array, fma, helper, of_channels, wide
 from onnx_ops.ops.batch_norm._channels import COUNTS, MODERATE, along_channels, column_of
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import computing_dtype, rounded

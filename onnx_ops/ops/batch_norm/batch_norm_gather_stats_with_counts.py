@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ from onnx_ops.loops.memory import (
     record_at,
     write_numbers,
 )
-from onnx_ops.loops.primitives import fma, helper
+from onnx_ops.loops.primitives import Array, fma, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, attributes_of
 from onnx_ops.ops.batch_norm._channels import COUNTS, channels_of, eps_of, inverse_deviation
 from onnx_ops.ops.references import rounded
@@ -179,14 +178,14 @@ def plan(kernel: Kernel, job: Job) -> int:
 
 
 @helper
-def read_channels(kernel: Kernel, job: Job, i: int, start: int, count: int, row: Any) -> None:
+def read_channels(kernel: Kernel, job: Job, i: int, start: int, count: int, row: Array) -> None:
     """Convert `count` elements of input i from index `start` on to float64."""
     element_type = kernel.element_type[i]
     read_numbers(kernel.read, job.data[i] + start * item_size(element_type), element_type, count, address_of(row))
 
 
 @helper
-def write_channels(kernel: Kernel, job: Job, k: int, start: int, count: int, row: Any) -> None:
+def write_channels(kernel: Kernel, job: Job, k: int, start: int, count: int, row: Array) -> None:
     """Convert float64 numbers to `count` elements of output k from index `start` on."""
     element_type = kernel.output_type[k]
     write_numbers(kernel.write, address_of(row), element_type, count, job.output[k] + start * item_size(element_type))

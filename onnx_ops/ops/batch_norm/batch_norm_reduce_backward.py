@@ -14,8 +14,8 @@ from onnx_ops.core.op import Example, Op
 from onnx_ops.core.signature import Default, Input, Output, OutputType, Signature
 from onnx_ops.core.space import IndexSpace, Role
 from onnx_ops.core.types import MAX_RANK, TensorType
-from onnx_ops.loops.loop import Array, Kept, Loop, Operands, Sums
-from onnx_ops.loops.primitives import add_any_order, of_channels, wide
+from onnx_ops.loops.loop import Kept, Loop, Operands, Sums
+from onnx_ops.loops.primitives import Array, add_any_order, of_channels, wide
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.ops.batch_norm._channels import (
     along_channels,

@@ -16,8 +16,8 @@ from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.loop import Array, Kept, Loop, Operands, Sums
-from onnx_ops.loops.primitives import add_any_order, choose, helper, of_channels, wide
+from onnx_ops.loops.loop import Kept, Loop, Operands, Sums
+from onnx_ops.loops.primitives import Array, add_any_order, choose, helper, of_channels, wide
 from onnx_ops.loops.records import CHUNK
 from onnx_ops.ops.batch_norm._channels import (
     axes_but_channels,

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from onnx_ops.loops.loop import Array, Operands
+from onnx_ops.loops.loop import Operands
 from onnx_ops.loops.memory import LANES
 from onnx_ops.loops.primitives import (
     ONE,
     ZERO,
+    Array,
+    Number,
     abs_up_to,
     add_any_order,
     choose,
@@ -48,7 +50,7 @@ from onnx_ops.loops.vectors import (
     sum_terms,
     total,
 )
-from onnx_ops.ops.elementwise import Number, elementwise, total_of
+from onnx_ops.ops.elementwise import elementwise, total_of
 from onnx_ops.ops.extremes import CACHED_BLOCK, EXP_LIMIT, INFINITE, SUM_BLOCK
 
 FACTORS = 1024
@@ -105,7 +107,7 @@ def total_of_positive_block(operands: Operands, start: int, stop: int) -> Any:
 
 
 @inlined
-def add_weighted_terms(sums: Any, inputs: Any, start: int, i: int) -> Any:
+def add_weighted_terms(sums: Array, inputs: Array, start: int, i: int) -> Any:
     """sums + w * ((1 - y)*x + (1 - y + p*y)*softplus(-x)), elementwise in float64.
 
     inputs: x, y, w, p, and softplus(-abs(x)) of the block in two parts.

@@ -16,8 +16,8 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.signature import Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.loop import Array, Loop, Operands
-from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, exp_approx, exp_parts, fma, helper, like, wide
+from onnx_ops.loops.loop import Loop, Operands
+from onnx_ops.loops.primitives import LAST_PARAMETER, ONE, Array, Number, exp_approx, exp_parts, fma, helper, like, wide
 from onnx_ops.ops.binary_cross_entropy._rules import GRAD_OUTPUT, LABELS, LOGITS, REDUCTIONS, WEIGHTS
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT
@@ -102,7 +102,7 @@ NO_EXPONENT = 8000.0
 
 
 @helper
-def gradient_of_any_size(grad_output: Any, x: Any, y: Any, weight: Any, p: Any, share: Any) -> float:
+def gradient_of_any_size(grad_output: Number, x: Number, y: Number, weight: Number, p: Number, share: Number) -> float:
     """One element in float64, with separate exponents of all factors, so that no product over- or underflows."""
     unknown = (y - y) + (p - p) + x  # NaN where the formula has inf - inf
     if unknown != unknown:
@@ -141,7 +141,7 @@ def compute_again(operands: Operands, step: int, out: Array, start: int, stop: i
 
 
 @helper
-def is_extreme(operands: Operands, start: int, stop: int, share: Any) -> bool:
+def is_extreme(operands: Operands, start: int, stop: int, share: Number) -> bool:
     """Whether a product of nonzero factors may over- or underflow."""
     grad_output, target, weight, pos_weight = operands[0], operands[2], operands[3], operands[4]
     extreme = False
@@ -198,7 +198,7 @@ def scales(operands: Operands, parameters: Array) -> tuple[Any, Any, Any, Any]:
 
 
 @helper
-def are_extreme(scale: Any, positive_scale: Any, operands: Operands) -> bool:
+def are_extreme(scale: Number, positive_scale: Number, operands: Operands) -> bool:
     """Whether a product of a scale with nonzero factors may over- or underflow."""
     small = abs(scale) < LEAST or abs(positive_scale) < LEAST
     if small and operands[0][0] != 0 and operands[3][0] != 0:
@@ -207,7 +207,9 @@ def are_extreme(scale: Any, positive_scale: Any, operands: Operands) -> bool:
 
 
 @helper
-def compute_block(operands: Operands, scaled: Any, out: Array, start: int, stop: int, parameters: Array) -> None:
+def compute_block(
+    operands: Operands, scaled: tuple[Number, ...], out: Array, start: int, stop: int, parameters: Array
+) -> None:
     """Elements [start, stop) for scalar factors that are not extreme; scaled: the result of `scales`."""
     x, target = operands[1], operands[2]
     scale, positive_scale, lost, positive_lost = scaled

@@ -14,10 +14,12 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Array, Loop, Operands
+from onnx_ops.loops.loop import Loop, Operands
 from onnx_ops.loops.primitives import (
     LAST_PARAMETER,
     ONE,
+    Array,
+    Number,
     choose,
     exp_approx,
     like,
@@ -29,7 +31,7 @@ from onnx_ops.ops.binary_cross_entropy._bodies import written_softplus
 from onnx_ops.ops.binary_cross_entropy._loss import clipped_abs
 from onnx_ops.ops.binary_cross_entropy._rules import GRAD_OUTPUT, LOGITS, REDUCTIONS, WEIGHTS
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.elementwise import SHARE, Number, elementwise, exact_share
+from onnx_ops.ops.elementwise import SHARE, elementwise, exact_share
 from onnx_ops.ops.extremes import EXP_LIMIT, INFINITE
 from onnx_ops.ops.losses import has_narrow_inputs, reduction_attribute, reduction_choices
 from onnx_ops.ops.references import Scaled, divisor, rounded

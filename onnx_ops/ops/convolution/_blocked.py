@@ -11,6 +11,7 @@ result, tap along a line, channel of the source, other taps, LANES].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ from onnx_ops.loops.memory import (
     setting,
     size_of,
 )
-from onnx_ops.loops.primitives import add_any_order, ceil_divide, helper, like
+from onnx_ops.loops.primitives import Array, Floating, add_any_order, ceil_divide, helper, like
 from onnx_ops.loops.records import Job, Numbers, record_of
 from onnx_ops.ops.windows import AXES, LEAD, adds_too_much, volume
 
@@ -82,7 +83,7 @@ def blocks_of(channels: int) -> int:
 
 
 @helper
-def plane_of(sizes: Any) -> int:
+def plane_of(sizes: Sequence[int]) -> int:
     """Elements of a block of channels of a sample."""
     return (volume(sizes) + 1) * LANES
 
@@ -188,12 +189,12 @@ def write_windows(layout: Blocks, attributes: Any, job: Job, image: int, weight:
 
 
 @helper
-def planes_per_task(sizes: Any) -> int:
+def planes_per_task(sizes: Sequence[int]) -> int:
     return int(max(ELEMENTS // max(volume(sizes), 1), 1))
 
 
 @helper
-def image_tasks(layout: Blocks, blocks: int, sizes: Any) -> int:
+def image_tasks(layout: Blocks, blocks: int, sizes: Sequence[int]) -> int:
     """Number of tasks that interleave an image of so many blocks of channels."""
     return ceil_divide(layout.samples * layout.groups * blocks, planes_per_task(sizes))
 
@@ -202,7 +203,7 @@ def image_tasks(layout: Blocks, blocks: int, sizes: Any) -> int:
 
 
 @helper
-def is_finite(numbers: Any, count: int) -> bool:
+def is_finite(numbers: Array, count: int) -> bool:
     """Whether none of `count` numbers is infinite or NaN."""
     nothing = like(0, numbers[0])
     for i in range(count):
@@ -212,7 +213,14 @@ def is_finite(numbers: Any, count: int) -> bool:
 
 @helper
 def interleave_planes(
-    layout: Blocks, number: int, channels: int, sizes: Any, source: int, element_type: int, target: int, dtype: Any
+    layout: Blocks,
+    number: int,
+    channels: int,
+    sizes: Sequence[int],
+    source: int,
+    element_type: int,
+    target: int,
+    dtype: Floating,
 ) -> bool:
     """A task: interleave some planes of an image; returns whether there was memory.
 
@@ -242,7 +250,7 @@ def interleave_planes(
 
 
 @helper
-def interleave_windows(layout: Blocks, number: int, source: int, element_type: int, dtype: Any) -> bool:
+def interleave_windows(layout: Blocks, number: int, source: int, element_type: int, dtype: Floating) -> bool:
     """A task: interleave some planes of the gradient of the output; returns whether there was memory."""
     if not interleave_planes(layout, number, layout.outputs, layout.count, source, element_type, layout.windows, dtype):
         return False
@@ -256,7 +264,7 @@ def interleave_windows(layout: Blocks, number: int, source: int, element_type: i
 
 
 @helper
-def interleave_image(layout: Blocks, number: int, source: int, element_type: int, dtype: Any) -> bool:
+def interleave_image(layout: Blocks, number: int, source: int, element_type: int, dtype: Floating) -> bool:
     """A task: interleave some planes of the input, or pack them; returns whether there was memory."""
     if not layout.packed:
         return interleave_planes(
@@ -289,7 +297,7 @@ def interleave_image(layout: Blocks, number: int, source: int, element_type: int
 
 @helper
 def interleave_weights(
-    layout: Blocks, number: int, backward: bool, source: int, element_type: int, target: int, dtype: Any
+    layout: Blocks, number: int, backward: bool, source: int, element_type: int, target: int, dtype: Floating
 ) -> bool:
     """A task: interleave the weights of a block of channels of the result; returns whether there was memory.
 

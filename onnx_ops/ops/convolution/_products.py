@@ -6,12 +6,12 @@ input, and in the gradient of the input, of the gradient of the output.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from onnx_ops.loops.memory import LANES, address_of, allocate, array_at, free, item_size, separate, size_of, tail
-from onnx_ops.loops.primitives import ceil_divide, helper
+from onnx_ops.loops.primitives import Array, Floating, ceil_divide, helper
 from onnx_ops.loops.tiles import PANEL, ROWS, multiply_tile
 from onnx_ops.ops.convolution._blocked import (
     Blocks,
@@ -35,7 +35,7 @@ MOST_PHASES = 64
 
 
 @helper
-def split_product(layout: Blocks, targets: int, sizes: Any) -> None:
+def split_product(layout: Blocks, targets: int, sizes: Sequence[int]) -> None:
     """Split a product, whose target has so many channels per group, into tasks."""
     places = volume(sizes)
     if layout.samples * places * targets == 0:
@@ -52,13 +52,13 @@ def split_product(layout: Blocks, targets: int, sizes: Any) -> None:
 
 
 @helper
-def phases_along(layout: Blocks, axis: int, sizes: Any) -> int:
+def phases_along(layout: Blocks, axis: int, sizes: Sequence[int]) -> int:
     """Number of remainders that places of the padded input have when they are divided by the stride."""
     return int(min(layout.stride[axis], sizes[axis] + 2 * layout.before[axis]))
 
 
 @helper
-def write_places(layout: Blocks, backward: bool, sizes: Any, first: int, count: int, places: Any) -> None:
+def write_places(layout: Blocks, backward: bool, sizes: Sequence[int], first: int, count: int, places: Array) -> None:
     """Write where the places [first, first + count) of a target begin along each axis of the source, and their phases.
 
     A place of the gradient of an input has the phase of the taps that it meets, the remainders of division by strides.
@@ -90,7 +90,7 @@ def write_places(layout: Blocks, backward: bool, sizes: Any, first: int, count: 
 
 
 @helper
-def write_order(layout: Blocks, backward: bool, sizes: Any, phases: Any, count: int, order: Any) -> None:
+def write_order(layout: Blocks, backward: bool, sizes: Sequence[int], phases: Array, count: int, order: Array) -> None:
     """Write the indices of the places of a target in an order in which adjacent ones have the same taps."""
     number = 1
     if backward:
@@ -109,7 +109,7 @@ def write_order(layout: Blocks, backward: bool, sizes: Any, phases: Any, count: 
 
 
 @helper
-def write_taps(layout: Blocks, backward: bool, folded: bool, sizes: Any, taps: int, offsets: Any) -> None:
+def write_taps(layout: Blocks, backward: bool, folded: bool, sizes: Sequence[int], taps: int, offsets: Array) -> None:
     """Write, of each tap, its offsets along the axes of the source, its phase, and where its weights begin.
 
     folded: whether the taps along a line are one.
@@ -130,7 +130,7 @@ def write_taps(layout: Blocks, backward: bool, folded: bool, sizes: Any, taps: i
 
 
 @helper
-def multiply(layout: Blocks, number: int, backward: bool, target: int, element_type: int, dtype: Any) -> bool:
+def multiply(layout: Blocks, number: int, backward: bool, target: int, element_type: int, dtype: Floating) -> bool:
     """A task of the product; returns whether there was memory.
 
     Args:

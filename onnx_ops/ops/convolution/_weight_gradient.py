@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from onnx_ops.loops.memory import LANES, address_of, allocate, array_at, free, item_size, separate, tail
-from onnx_ops.loops.primitives import ceil_divide, helper, like
+from onnx_ops.loops.primitives import Array, Floating, ceil_divide, helper, like
 from onnx_ops.loops.tiles import PANEL, ROWS, add_outer_products
 from onnx_ops.ops.convolution._blocked import (
     Blocks,
@@ -69,7 +67,7 @@ def window_count(layout: Blocks, axis: int, offset: int, first: int, end: int) -
 @helper
 def add_products(
     layout: Blocks,
-    sums: Any,
+    sums: Array,
     group: int,
     row: int,
     rows: int,
@@ -77,7 +75,7 @@ def add_products(
     first_tap: int,
     taps: int,
     along: int,
-    dtype: Any,
+    dtype: Floating,
 ) -> None:
     """Add up the products of all windows for some tiles and taps.
 
@@ -152,8 +150,8 @@ def add_products(
 
 @helper
 def write_row(
-    layout: Blocks, sums: Any, group: int, row: int, r: int, panel: int, first_tap: int, taps: int, target: int,
-    element_type: int, lanes: Any, unused: Any,
+    layout: Blocks, sums: Array, group: int, row: int, r: int, panel: int, first_tap: int, taps: int, target: int,
+    element_type: int, lanes: Array, unused: Array,
 ) -> None:  # fmt: skip
     """Write row `r` of a tile, whose first one is `row`, to the gradient.
 
@@ -181,7 +179,7 @@ def write_row(
 
 
 @helper
-def add_weight_gradient(layout: Blocks, number: int, target: int, element_type: int, dtype: Any) -> bool:
+def add_weight_gradient(layout: Blocks, number: int, target: int, element_type: int, dtype: Floating) -> bool:
     """A task of the gradient of the weights, tiles of ROWS by PANEL * LANES; returns whether there was memory."""
     taps, all_rows = taps_of_weights(layout), rows_of_tiles(layout)
     chunks = ceil_divide(taps, layout.taps)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import computing_size, record_at, size_of, whole_lines
+from onnx_ops.loops.primitives import Floating
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.convolution._blocked import (
@@ -143,7 +143,7 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
 PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
-def prepare(job: Job, number: int, dtype: Any) -> None:
+def prepare(job: Job, number: int, dtype: Floating) -> None:
     """Interleave some planes of the input, or some weights."""
     layout, element_type = record_at(job.scratch, LAYOUT), record_at(job.kernel, KERNEL).element_type[IMAGE]
     if number < layout.image_tasks:
@@ -155,7 +155,7 @@ def prepare(job: Job, number: int, dtype: Any) -> None:
         job.failed = NO_MEMORY
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     element_type = record_at(job.kernel, KERNEL).element_type[IMAGE]
     if not multiply(record_at(job.scratch, LAYOUT), number, False, job.output[0], element_type, dtype):
         job.failed = NO_MEMORY

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,7 @@ from onnx_ops.loops.memory import (
     whole_lines,
     write_numbers,
 )
-from onnx_ops.loops.primitives import helper, total_of
+from onnx_ops.loops.primitives import Floating, helper, total_of
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.convolution._blocked import (
@@ -202,7 +201,7 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
 PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
-def prepare(job: Job, number: int, dtype: Any) -> None:
+def prepare(job: Job, number: int, dtype: Floating) -> None:
     """Interleave some planes of a tensor."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     element_type, done = kernel.element_type[GRAD], False
@@ -241,7 +240,7 @@ def add_bias_gradient(job: Job, layout: Blocks, channel: int) -> None:
     free(memory)
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """A task of one of the gradients."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     element_type = kernel.element_type[GRAD]

@@ -5,12 +5,10 @@ With `sparse`, only the blank and the classes of the target take part; `carried`
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from onnx_ops.loops.memory import DOUBLE, FLOAT, address_of, array_at, item_size, number_at, read_numbers, write_numbers
-from onnx_ops.loops.primitives import exp_of_float32, exp_parts, helper, total_of
+from onnx_ops.loops.primitives import Array, exp_of_float32, exp_parts, helper, total_of
 from onnx_ops.loops.records import CHUNK, Kernel
 from onnx_ops.ops.ctc._native import log_product, log_sum, whole
 
@@ -22,7 +20,7 @@ SMALL, LARGE = 2.0**-64, 2.0**64
 
 
 @helper
-def carried_classes(labels: Any, length: int, blank: int, classes: int, places: Any, carried: Any) -> int:
+def carried_classes(labels: Array, length: int, blank: int, classes: int, places: Array, carried: Array) -> int:
     """Collect the classes of the blank and the labels, ascending; returns their number.
 
     Sets places[c] to the index of class c among them, and labels[k] to that of its class.
@@ -44,7 +42,9 @@ def carried_classes(labels: Any, length: int, blank: int, classes: int, places: 
 
 
 @helper
-def read_row(kernel: Kernel, source: int, element_type: int, sparse: bool, carried: Any, count: int, row: Any) -> None:
+def read_row(
+    kernel: Kernel, source: int, element_type: int, sparse: bool, carried: Array, count: int, row: Array
+) -> None:
     """Read log_probs of the classes that take part."""
     if sparse:
         for i in range(count):
@@ -63,11 +63,11 @@ def write_row(
     grad: float,
     through: int,
     sparse: bool,
-    carried: Any,
+    carried: Array,
     count: int,
-    result: Any,
-    exponents: Any,
-    numbers: Any,
+    result: Array,
+    exponents: Array,
+    numbers: Array,
 ) -> None:
     """Write a row of the gradient: `result` for the classes that take part, grad * exp(log_probs) for the others."""
     if not sparse:
@@ -102,7 +102,7 @@ def write_row(
 
 
 @helper
-def write_constant(kernel: Kernel, value: float, element_type: int, classes: int, target: int, numbers: Any) -> None:
+def write_constant(kernel: Kernel, value: float, element_type: int, classes: int, target: int, numbers: Array) -> None:
     """Write a row of the gradient with one value for all classes."""
     for k in range(min(CHUNK, classes)):
         numbers[k] = value
@@ -112,7 +112,7 @@ def write_constant(kernel: Kernel, value: float, element_type: int, classes: int
 
 
 @helper
-def exponentials(x: Any, count: int, out: Any) -> None:
+def exponentials(x: Array, count: int, out: Array) -> None:
     for i in range(count):
         value, first, second = exp_parts(x[i])
         out[i] = (value * first) * second
@@ -125,18 +125,18 @@ def scaled_step(
     t: int,
     offset: float,
     offset_lost: float,
-    labels: Any,
+    labels: Array,
     blank: int,
-    skips: Any,
-    probabilities: Any,
-    alpha: Any,
-    blanks: Any,
-    labelled: Any,
-    sums: Any,
-    label_sums: Any,
-    emitted: Any,
-    weights: Any,
-    result: Any,
+    skips: Array,
+    probabilities: Array,
+    alpha: Array,
+    blanks: Array,
+    labelled: Array,
+    sums: Array,
+    label_sums: Array,
+    emitted: Array,
+    weights: Array,
+    result: Array,
     classes: int,
 ) -> int:
     """Step of beta from t + 1 to t in linear float64, and the posteriors of the classes at t, into `result`.
@@ -217,8 +217,8 @@ def scaled_step(
 
 @helper
 def log_step(
-    length: int, last: bool, labels: Any, blank: int, skips: Any, row: Any, alpha: Any, beta: Any, result: Any,
-    classes: int,
+    length: int, last: bool, labels: Array, blank: int, skips: Array, row: Array, alpha: Array, beta: Array,
+    result: Array, classes: int,
 ) -> None:  # fmt: skip
     """Step of log_beta from t + 1 to t in log space, and log(sum(alpha * beta)) of each class at t, into `result`."""
     for c in range(classes):

@@ -6,12 +6,10 @@ through, so that every state has two before it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from onnx_ops.loops.memory import number_at
-from onnx_ops.loops.primitives import NO_POWER, exp_and_power, helper, log, power_of_two, value_and_power
+from onnx_ops.loops.primitives import NO_POWER, Array, exp_and_power, helper, log, power_of_two, value_and_power
 from onnx_ops.ops.ctc._native import log_product, log_sum
 
 BEFORE = 2
@@ -27,7 +25,7 @@ LN2_HIGH, LN2_LOW = 0.693147180369123816, 1.9082149292705877e-10
 
 
 @helper
-def read_row(row: int, element_type: int, labels: Any, length: int, blank: int, log_probs: Any) -> bool:
+def read_row(row: int, element_type: int, labels: Array, length: int, blank: int, log_probs: Array) -> bool:
     """Read log_probs of the labels, followed by that of the blank; returns whether `scaled_step` supports them."""
     for k in range(length):
         log_probs[k] = number_at(row, element_type, labels[k])
@@ -39,7 +37,7 @@ def read_row(row: int, element_type: int, labels: Any, length: int, blank: int, 
 
 
 @helper
-def start(states: int, values: Any, powers: Any, next_values: Any, next_powers: Any) -> None:
+def start(states: int, values: Array, powers: Array, next_values: Array, next_powers: Array) -> None:
     """Initialize alpha before the first step: state 0, from which states 0 and 1 are reachable."""
     for s in range(BEFORE + states):
         values[s], powers[s] = 0.0, NO_POWER
@@ -50,16 +48,16 @@ def start(states: int, values: Any, powers: Any, next_values: Any, next_powers: 
 @helper
 def scaled_step(
     length: int,
-    log_probs: Any,
-    probabilities: Any,
-    probability_powers: Any,
-    bars: Any,
-    values: Any,
-    powers: Any,
-    emitted: Any,
-    emitted_powers: Any,
-    next_values: Any,
-    next_powers: Any,
+    log_probs: Array,
+    probabilities: Array,
+    probability_powers: Array,
+    bars: Array,
+    values: Array,
+    powers: Array,
+    emitted: Array,
+    emitted_powers: Array,
+    next_values: Array,
+    next_powers: Array,
 ) -> None:
     """A step of alpha = values * 2**powers in linear space. bars: BARRED where no path skips, else 0."""
     states = 2 * length + 1
@@ -86,7 +84,7 @@ def scaled_step(
 
 
 @helper
-def normalize(states: int, values: Any, powers: Any) -> None:
+def normalize(states: int, values: Array, powers: Array) -> None:
     """Move the exponent of each value to `powers`."""
     for s in range(BEFORE, BEFORE + states):
         value, power = value_and_power(values[s])
@@ -95,14 +93,14 @@ def normalize(states: int, values: Any, powers: Any) -> None:
 
 
 @helper
-def logarithms(states: int, values: Any, powers: Any, log_alpha: Any) -> None:
+def logarithms(states: int, values: Array, powers: Array, log_alpha: Array) -> None:
     for s in range(states):
         power = powers[s + 2]
         log_alpha[s] = power * LN2_HIGH + (log(values[s + 2]) + power * LN2_LOW)
 
 
 @helper
-def log_step(length: int, log_probs: Any, bars: Any, log_alpha: Any) -> None:
+def log_step(length: int, log_probs: Array, bars: Array, log_alpha: Array) -> None:
     """A step of log_alpha in log space, in place, for any log_probs."""
     for s in range(2 * length, -1, -1):
         total = log_sum(log_alpha[s + 2], log_alpha[s + 1])

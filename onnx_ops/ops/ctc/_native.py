@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from onnx_ops.loops.memory import array_at, number_at
-from onnx_ops.loops.primitives import helper
+from onnx_ops.loops.primitives import Array, helper
 from onnx_ops.loops.records import Job, Kernel
 from onnx_ops.ops.ctc._rules import is_class
 
@@ -74,7 +72,7 @@ def length_of(kernel: Kernel, job: Job, lengths: int, n: int) -> int:
 
 
 @helper
-def read_labels(kernel: Kernel, job: Job, first: int, n: int, length: int, labels: Any) -> None:
+def read_labels(kernel: Kernel, job: Job, first: int, n: int, length: int, labels: Array) -> None:
     """Read the labels of sample n."""
     offset = array_at(job.scratch, job.dims[first, 1], np.int64)[n]
     for k in range(length):

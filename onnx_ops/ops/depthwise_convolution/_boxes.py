@@ -7,11 +7,12 @@ Planes are processed in boxes that fit the cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Protocol
 
 from onnx_ops.core.types import MAX_NUMBER
 from onnx_ops.loops.memory import LANES, interleave, item_size, separate, setting, size_of, whole_lines
-from onnx_ops.loops.primitives import ceil_divide, helper, like
+from onnx_ops.loops.primitives import Array, ceil_divide, helper, like
 from onnx_ops.loops.records import Job, Numbers, record_of
 from onnx_ops.ops.windows import AXES, adds_too_much
 
@@ -108,7 +109,7 @@ def groups_of_task(layout: Boxes, task: int) -> tuple[int, int]:
 
 
 @helper
-def box_count(sizes: Any, step: Any) -> int:
+def box_count(sizes: Sequence[int], step: Sequence[int]) -> int:
     """Number of boxes of a plane."""
     count = 1
     for i in range(AXES):
@@ -117,7 +118,7 @@ def box_count(sizes: Any, step: Any) -> int:
 
 
 @helper
-def box_of(sizes: Any, step: Any, number: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+def box_of(sizes: Sequence[int], step: Sequence[int], number: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     """First element and size of a box of a plane, along the spatial axes."""
     row, x = number // ceil_divide(sizes[2], step[2]), number % ceil_divide(sizes[2], step[2])
     z, y = row // ceil_divide(sizes[1], step[1]), row % ceil_divide(sizes[1], step[1])
@@ -149,7 +150,9 @@ def write_positions(layout: Boxes) -> None:
 
 
 @helper
-def seen_by(layout: Boxes, first: Any, steps: Any) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+def seen_by(
+    layout: Boxes, first: Sequence[int], steps: Sequence[int]
+) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     """First element and size of the box of the input that a box of positions reads."""
     stride, before = layout.stride, layout.before
     begins = (
@@ -161,7 +164,7 @@ def seen_by(layout: Boxes, first: Any, steps: Any) -> tuple[tuple[int, int, int]
 
 
 @helper
-def write_offsets(layout: Boxes, height: int, width: int, offsets: Any) -> None:
+def write_offsets(layout: Boxes, height: int, width: int, offsets: Array) -> None:
     """Write the offset of each element of a filter at the first position in a box of this height and width."""
     rows, columns = layout.filter[1], layout.filter[2]
     for a in range(layout.filter[0]):
@@ -172,14 +175,21 @@ def write_offsets(layout: Boxes, height: int, width: int, offsets: Any) -> None:
 
 
 @helper
-def clear(numbers: Any, begin: int, end: int) -> None:
+def clear(numbers: Array, begin: int, end: int) -> None:
     for i in range(begin, end):
         numbers[i] = like(0, numbers[0])
 
 
 @helper
 def load_box(
-    sources: Any, element_type: int, lengths: Any, begins: Any, sizes: Any, box: Any, start: int, rim: bool
+    sources: Array,
+    element_type: int,
+    lengths: Sequence[int],
+    begins: Sequence[int],
+    sizes: Sequence[int],
+    box: Array,
+    start: int,
+    rim: bool,
 ) -> None:
     """Interleave a box of LANES planes at box[start*LANES].
 
@@ -205,7 +215,9 @@ def load_box(
 
 
 @helper
-def store_box(sums: Any, lengths: Any, first: Any, sizes: Any, targets: Any, element_type: int) -> None:
+def store_box(
+    sums: Array, lengths: Sequence[int], first: Sequence[int], sizes: Sequence[int], targets: Array, element_type: int
+) -> None:
     """Write a box of LANES planes, rounded once.
 
     Args:
@@ -227,7 +239,7 @@ def store_box(sums: Any, lengths: Any, first: Any, sizes: Any, targets: Any, ele
 
 @helper
 def find_planes(
-    sources: Any, layout: Boxes, block: int, group: int, address: int, lanes: int, planes: int, place: int, size: int
+    sources: Array, layout: Boxes, block: int, group: int, address: int, lanes: int, planes: int, place: int, size: int
 ) -> None:
     """Write the address of the plane of each lane; a lane without a plane, or a sample, repeats the last one.
 
@@ -257,7 +269,7 @@ def find_planes(
 
 @helper
 def interleave_filters(
-    sources: Any,
+    sources: Array,
     layout: Boxes,
     block: int,
     address: int,
@@ -265,7 +277,7 @@ def interleave_filters(
     place: int,
     element_type: int,
     count: int,
-    out: Any,
+    out: Array,
     start: int,
 ) -> None:
     """Interleave `count` numbers of one filter per lane at out[start*LANES]; all samples have those of the first.

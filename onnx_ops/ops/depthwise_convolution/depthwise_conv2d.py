@@ -19,6 +19,7 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import LANES, allocate, free, item_size, record_at, tail
+from onnx_ops.loops.primitives import Floating
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.tiles import correlate
 from onnx_ops.ops.computing import computing_type
@@ -170,7 +171,7 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
 PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """Some filters and some samples, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     filters, elements, positions = layout.filters, volume(layout.filter), volume(layout.step)

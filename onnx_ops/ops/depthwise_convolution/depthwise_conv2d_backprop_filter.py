@@ -33,7 +33,7 @@ from onnx_ops.loops.memory import (
     whole_lines,
     write_numbers,
 )
-from onnx_ops.loops.primitives import ceil_divide, helper
+from onnx_ops.loops.primitives import Array, Floating, ceil_divide, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.tiles import add_products
 from onnx_ops.ops.computing import computing_type
@@ -199,7 +199,15 @@ def totals_of(job: Job, layout: Boxes, task: int) -> Any:
 
 @helper
 def add_box(
-    layout: Boxes, totals: Any, valid: int, grad: Any, steps: Any, x: Any, reach: Any, offsets: Any, sums: Any
+    layout: Boxes,
+    totals: Array,
+    valid: int,
+    grad: Array,
+    steps: Sequence[int],
+    x: Array,
+    reach: Sequence[int],
+    offsets: Array,
+    sums: Array,
 ) -> None:
     """Add the sums of products over a box to the totals of the first `valid` lanes."""
     layer = layout.stride[0] * reach[1] * reach[2]
@@ -219,7 +227,7 @@ def add_box(
                 totals[(element + t) * LANES + lane] += sums[t * LANES + lane]
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """Sums for some filters and some samples, in this dtype within a box."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     totals = totals_of(job, layout, number)

@@ -21,7 +21,7 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import LANES, allocate, free, item_size, record_at, setting
-from onnx_ops.loops.primitives import ceil_divide, helper
+from onnx_ops.loops.primitives import Array, Floating, ceil_divide, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.tiles import correlate
 from onnx_ops.ops.computing import computing_type
@@ -215,7 +215,15 @@ def position_of(layout: Boxes, axis: int, element: int, k: int) -> int:
 
 @helper
 def find_terms(
-    layout: Boxes, own: int, begins: Any, reach: Any, z: int, y: int, x: int, of_weights: Any, of_grad: Any
+    layout: Boxes,
+    own: int,
+    begins: Sequence[int],
+    reach: Sequence[int],
+    z: int,
+    y: int,
+    x: int,
+    of_weights: Array,
+    of_grad: Array,
 ) -> int:
     """Write the products that make up an element of the result: indices into filters and boxes; returns their number.
 
@@ -244,7 +252,7 @@ def find_terms(
     return count
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """Some channels of some samples, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     filters, channels, elements = layout.filters, layout.channels, volume(layout.filter)

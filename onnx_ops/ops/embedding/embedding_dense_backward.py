@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ from onnx_ops.loops.memory import (
     record_at,
     write_numbers,
 )
-from onnx_ops.loops.primitives import helper
+from onnx_ops.loops.primitives import Array, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import same_sizes, size_of
 from onnx_ops.ops.indices import (
@@ -177,7 +176,7 @@ def begin(kernel: Kernel, job: Job) -> None:
 
 
 @helper
-def add_all(kernel: Kernel, job: Job, count: int, width: int, indices: Any, sums: Any, numbers: Any) -> None:
+def add_all(kernel: Kernel, job: Job, count: int, width: int, indices: Array, sums: Array, numbers: Array) -> None:
     """All narrow sums, but for rows of padding."""
     element_type = kernel.element_type[GRAD]
     for i in range(job.output_dims[0, 0] * width):

@@ -19,9 +19,9 @@ from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Operand, Value
 from onnx_ops.loops.loop import Core, Loop
-from onnx_ops.loops.primitives import ONE, exp_parts, fma, inlined
+from onnx_ops.loops.primitives import ONE, Number, exp_parts, fma, inlined
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.elementwise import Number, elementwise
+from onnx_ops.ops.elementwise import elementwise
 from onnx_ops.ops.mirrored import bounded, bounded_size, gradient, reference_gradient, store_gradient
 
 NONE, TANH = 0, 1
@@ -165,7 +165,7 @@ def exact_of_double(grad: Number, x: Number) -> Number:
 
 
 @inlined
-def by_tanh(grad: Any, x: Any, far: Any, a_high: Any, a_low: Any, b_high: Any, b_low: Any) -> Any:
+def by_tanh(grad: Number, x: Number, far: Number, a_high: Number, a_low: Number, b_high: Number, b_low: Number) -> Any:
     """The gradient in the tanh approximation, with the rounding error of the exponent v."""
     a = bounded(x, far)
     square = a * a

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 from onnx.defs import OpSchema
@@ -26,7 +24,7 @@ from onnx_ops.loops.memory import (
     record_at,
     write_numbers,
 )
-from onnx_ops.loops.primitives import add_any_order, helper, like, wide
+from onnx_ops.loops.primitives import Array, Floating, Number, add_any_order, helper, like, wide
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape, same_shape
 from onnx_ops.ops.computing import computing_type
@@ -162,7 +160,7 @@ PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
 @helper
-def read_scales(job: Job, layout: Channels, scales: Any) -> None:
+def read_scales(job: Job, layout: Channels, scales: Array) -> None:
     """Write gamma of each channel, 1 if it is omitted."""
     kernel = record_at(job.kernel, KERNEL)
     element_type = kernel.element_type[GAMMA]
@@ -175,8 +173,8 @@ def read_scales(job: Job, layout: Channels, scales: Any) -> None:
 
 @helper
 def measure(
-    job: Job, layout: Channels, first: int, end: int, mean: Any, inverse: Any, scales: Any, grad_buffer: Any,
-    x_buffer: Any, dtype: Any,
+    job: Job, layout: Channels, first: int, end: int, mean: Number, inverse: Number, scales: Array, grad_buffer: Array,
+    x_buffer: Array, dtype: Floating,
 ) -> None:  # fmt: skip
     """Keep the sums of grad_out * normal and of grad_out of channels of a row, and those of scaled gradients."""
     kernel = record_at(job.kernel, KERNEL)
@@ -216,8 +214,8 @@ def measure(
 
 @helper
 def differentiate(
-    job: Job, layout: Channels, first: int, end: int, mean: Any, inverse: Any, scales: Any, average: Any, slope: Any,
-    grad_buffer: Any, x_buffer: Any, result: Any, dtype: Any,
+    job: Job, layout: Channels, first: int, end: int, mean: Number, inverse: Number, scales: Array, average: Number,
+    slope: Number, grad_buffer: Array, x_buffer: Array, result: Array, dtype: Floating,
 ) -> None:  # fmt: skip
     """Write the gradients of channels of a row."""
     kernel = record_at(job.kernel, KERNEL)
@@ -242,7 +240,7 @@ def differentiate(
             deliver(kernel, result, count, target, element_type, in_place, dtype)
 
 
-def prepare(job: Job, number: int, dtype: Any) -> None:
+def prepare(job: Job, number: int, dtype: Floating) -> None:
     """Measure some channels of long rows."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     memory, scales, grads, numbers = allocate((layout.channels, np.float64), (CHUNK, dtype), (CHUNK, dtype))
@@ -259,7 +257,7 @@ def prepare(job: Job, number: int, dtype: Any) -> None:
     free(memory)
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """The gradients of some rows, or of some channels of long rows."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     memory, scales, grads, numbers, result = allocate(

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from onnx_ops.loops.loop import Array, Operands
+from onnx_ops.loops.loop import Operands
 from onnx_ops.loops.memory import LANES
 from onnx_ops.loops.primitives import (
     ZERO,
+    Array,
+    Number,
     add_any_order,
     choose,
     exp_approx,
@@ -40,7 +42,7 @@ from onnx_ops.loops.vectors import (
     sum_terms,
     total,
 )
-from onnx_ops.ops.elementwise import Number, elementwise, total_of
+from onnx_ops.ops.elementwise import elementwise, total_of
 from onnx_ops.ops.extremes import BLOCK, CACHED_BLOCK, EXP_LIMIT, INFINITE, LEAST_NORMAL, SUM_BLOCK
 
 Total = Callable[[Operands, int, int], Any]
@@ -137,7 +139,7 @@ def total_of_block(operands: Operands, start: int, stop: int) -> Any:
 
 
 @inlined
-def add_terms(sums: Any, inputs: Any, start: int, i: int) -> Any:
+def add_terms(sums: Array, inputs: Operands, start: int, i: int) -> Any:
     """sums + q * (log(q) - x), elementwise in float64; inputs: x, q, and log(q) of the block in two parts."""
     x, target, high, low = inputs
     difference = (load_wide(high, i) - load_wide(x, start + i)) + load_wide(low, i)
@@ -179,7 +181,7 @@ def total_divergence_of_logarithms(operands: Operands, out: Array, count: int, p
 
 
 @inlined
-def if_good(total: Any, doubt: Any, extreme: Any) -> Any:
+def if_good(total: Number, doubt: Number, extreme: bool) -> Any:
     """A float32 sum as float64; NaN if it is not accurate to 16 bits."""
     good = not extreme and LEAST <= abs(total) < INFINITE and LEAST_SHARE * doubt <= abs(total)
     return wide(total) if good else math.nan

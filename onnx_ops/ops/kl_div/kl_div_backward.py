@@ -15,9 +15,11 @@ from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import MAX_RANK, TensorType
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.loop import Array, Core, Kept, Loop, Operands, Sums
+from onnx_ops.loops.loop import Core, Kept, Loop, Operands, Sums
 from onnx_ops.loops.primitives import (
     LAST_PARAMETER,
+    Array,
+    Number,
     exp_approx,
     exp_excess_parts,
     exp_of_float32,
@@ -28,7 +30,7 @@ from onnx_ops.loops.primitives import (
     wide,
 )
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.elementwise import SHARE, Number, elementwise, exact_share
+from onnx_ops.ops.elementwise import SHARE, elementwise, exact_share
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE
 from onnx_ops.ops.kl_div._bodies import covers
 from onnx_ops.ops.kl_div._rules import CHOICES, LEAST, attributes, check_attributes

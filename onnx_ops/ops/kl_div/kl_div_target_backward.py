@@ -16,10 +16,12 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
-from onnx_ops.loops.loop import Array, Core, Kept, Loop, Operands, Sums
+from onnx_ops.loops.loop import Core, Kept, Loop, Operands, Sums
 from onnx_ops.loops.primitives import (
     LAST_PARAMETER,
     ONE,
+    Array,
+    Number,
     choose,
     exp_excess_parts,
     exp_parts,
@@ -32,7 +34,7 @@ from onnx_ops.loops.primitives import (
     wide,
 )
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.elementwise import SHARE, Number, elementwise, exact_share
+from onnx_ops.ops.elementwise import SHARE, elementwise, exact_share
 from onnx_ops.ops.extremes import BLOCK, EXP_LIMIT, INFINITE, LEAST_NORMAL
 from onnx_ops.ops.kl_div._bodies import by_log_target, covers
 from onnx_ops.ops.kl_div._rules import CHOICES, LARGE, LEAST, attributes, check_attributes, exponential

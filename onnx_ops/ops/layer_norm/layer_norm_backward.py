@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ from onnx_ops.core.signature import Default, Input, Output, OutputType, Signatur
 from onnx_ops.core.types import MAX_RANK, Shape, TensorType
 from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import allocate, free, item_size, number_at, record_at, setting, size_of
-from onnx_ops.loops.primitives import add_any_order, helper, like, wide
+from onnx_ops.loops.primitives import Array, Floating, add_any_order, helper, like, wide
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape, same_shape
 from onnx_ops.ops.computing import computing_type
@@ -188,7 +187,9 @@ PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
 @helper
-def add_group(grad: Any, x: Any, weight: Any, width: int, statistics: Any, by_weight: Any, by_bias: Any) -> None:
+def add_group(
+    grad: Array, x: Array, weight: Array, width: int, statistics: Array, by_weight: Array, by_bias: Array
+) -> None:
     """Compute the averages and slopes of GROUP rows, and add their terms to the sums of the task."""
     b, c, d = width, 2 * width, 3 * width
     mean_a, mean_b, mean_c, mean_d = statistics[0], statistics[1], statistics[2], statistics[3]
@@ -219,7 +220,15 @@ def add_group(grad: Any, x: Any, weight: Any, width: int, statistics: Any, by_we
 
 @helper
 def add_row(
-    grad: Any, x: Any, at: int, weight: Any, width: int, statistics: Any, k: int, by_weight: Any, by_bias: Any
+    grad: Array,
+    x: Array,
+    at: int,
+    weight: Array,
+    width: int,
+    statistics: Array,
+    k: int,
+    by_weight: Array,
+    by_bias: Array,
 ) -> None:
     """`add_group` for one row, which begins at index `at`."""
     mean, inverse = statistics[k], statistics[GROUP + k]
@@ -235,7 +244,9 @@ def add_row(
 
 
 @helper
-def differentiate(grad: Any, x: Any, at: int, weight: Any, width: int, statistics: Any, k: int, out: Any) -> None:
+def differentiate(
+    grad: Array, x: Array, at: int, weight: Array, width: int, statistics: Array, k: int, out: Array
+) -> None:
     """Write the gradient of a row."""
     mean, inverse = statistics[k], statistics[GROUP + k]
     average, slope = statistics[2 * GROUP + k], statistics[3 * GROUP + k]
@@ -244,7 +255,7 @@ def differentiate(grad: Any, x: Any, at: int, weight: Any, width: int, statistic
         out[i] = (grad[at + i] * weight[i] - average - normal * slope) * inverse
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """Some rows, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     width, element_type, statistics_type = layout.width, kernel.element_type[GRAD], kernel.element_type[MEAN]

@@ -16,7 +16,7 @@ from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import allocate, array_at, free, item_size, record_at, size_of, tail, whole_lines
-from onnx_ops.loops.primitives import add_any_order, helper, like, wide
+from onnx_ops.loops.primitives import Array, Floating, Number, add_any_order, helper, like, wide
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape
 from onnx_ops.ops.computing import computing_type
@@ -123,7 +123,7 @@ PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
 @helper
-def inverse_of(x: Any, width: int, epsilon: float) -> Any:
+def inverse_of(x: Array, width: int, epsilon: float) -> Any:
     """1 / sqrt(mean of x^2 + epsilon), in double."""
     total = 0.0
     for i in range(width):
@@ -133,12 +133,12 @@ def inverse_of(x: Any, width: int, epsilon: float) -> Any:
 
 
 @helper
-def normalize(x: Any, gamma: Any, width: int, inverse: Any, out: Any) -> None:
+def normalize(x: Array, gamma: Array, width: int, inverse: Number, out: Array) -> None:
     for i in range(width):
         out[i] = x[i] * inverse * gamma[i]
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """Some rows, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     width, element_type, in_place = layout.width, kernel.element_type[X], job.in_place != 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
@@ -15,7 +13,7 @@ from onnx_ops.core.signature import Input, Output, OutputType, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import allocate, free, item_size, number_at, record_at, size_of
-from onnx_ops.loops.primitives import add_any_order, helper, like, wide
+from onnx_ops.loops.primitives import Array, Floating, add_any_order, helper, like, wide
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
 from onnx_ops.loops.shapes import give_shape, same_shape
 from onnx_ops.ops.computing import computing_type
@@ -134,7 +132,7 @@ PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
 @helper
-def add_group(grad: Any, x: Any, gamma: Any, width: int, statistics: Any, by_gamma: Any) -> None:
+def add_group(grad: Array, x: Array, gamma: Array, width: int, statistics: Array, by_gamma: Array) -> None:
     """Compute the slopes of GROUP rows, and add their terms to the sums of the task."""
     b, c, d = width, 2 * width, 3 * width
     inverse_a, inverse_b, inverse_c, inverse_d = statistics[0], statistics[1], statistics[2], statistics[3]
@@ -155,7 +153,9 @@ def add_group(grad: Any, x: Any, gamma: Any, width: int, statistics: Any, by_gam
 
 
 @helper
-def add_row(grad: Any, x: Any, at: int, gamma: Any, width: int, statistics: Any, k: int, by_gamma: Any) -> None:
+def add_row(
+    grad: Array, x: Array, at: int, gamma: Array, width: int, statistics: Array, k: int, by_gamma: Array
+) -> None:
     """`add_group` for one row, which begins at index `at`."""
     inverse = statistics[k]
     slope = like(0, inverse)
@@ -167,14 +167,16 @@ def add_row(grad: Any, x: Any, at: int, gamma: Any, width: int, statistics: Any,
 
 
 @helper
-def differentiate(grad: Any, x: Any, at: int, gamma: Any, width: int, statistics: Any, k: int, out: Any) -> None:
+def differentiate(
+    grad: Array, x: Array, at: int, gamma: Array, width: int, statistics: Array, k: int, out: Array
+) -> None:
     """Write the gradient of a row."""
     inverse, slope = statistics[k], statistics[GROUP + k]
     for i in range(width):
         out[i] = (grad[at + i] * gamma[i] - (x[at + i] * inverse) * slope) * inverse
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """Some rows, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     width, element_type, rstd_type = layout.width, kernel.element_type[DY], kernel.element_type[RSTD]

@@ -10,7 +10,7 @@ from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
 from onnx_ops.core.types import Shape
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.primitives import ONE, choose, exp_excess_parts, exp_parts, helper, inlined, like
+from onnx_ops.loops.primitives import ONE, Number, choose, exp_excess_parts, exp_parts, helper, inlined, like
 from onnx_ops.loops.records import MAX_OUTPUTS, Job
 from onnx_ops.loops.shapes import give_shape, same_sizes, volume
 
@@ -24,7 +24,7 @@ TWO = np.float32(2)
 
 
 @inlined
-def sigmoid(x: Any) -> Any:
+def sigmoid(x: Number) -> Any:
     """1 / (1 + exp(-x)) of a float32 or float64, accurate where it is subnormal."""
     value, first, second = exp_parts(-abs(x))
     power = (value * first) * second
@@ -32,7 +32,7 @@ def sigmoid(x: Any) -> Any:
 
 
 @inlined
-def tanh_of_float(x: Any) -> Any:
+def tanh_of_float(x: Number) -> Any:
     """tanh of a float32, by expm1(2x), which is accurate for small x."""
     power = x + x
     power = choose(power > SATURATED, SATURATED, choose(power < -SATURATED, -SATURATED, power))

@@ -6,7 +6,7 @@ the time, they are left as they are. A task has some samples, of all steps, so t
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from onnx import TensorProto
@@ -33,7 +33,7 @@ from onnx_ops.loops.memory import (
     tail,
     whole_lines,
 )
-from onnx_ops.loops.primitives import add_any_order, ceil_divide, helper, like
+from onnx_ops.loops.primitives import Array, Floating, add_any_order, ceil_divide, helper, like
 from onnx_ops.loops.records import Job, Kernel, record_of
 from onnx_ops.loops.tiles import PANEL, ROWS, multiply_tile
 from onnx_ops.ops.lstm._cell import GATES
@@ -157,7 +157,7 @@ def write_zeros(target: int, size: int) -> None:
 
 
 @helper
-def pack_weights(layout: Steps, number: int, source: int, element_type: int, backward: bool, dtype: Any) -> bool:
+def pack_weights(layout: Steps, number: int, source: int, element_type: int, backward: bool, dtype: Floating) -> bool:
     """A task: pack some blocks of columns of the weights at an address; returns whether there was memory."""
     memory, rows = allocate((LANES, np.int64))
     if memory == 0:
@@ -185,7 +185,7 @@ def pack_weights(layout: Steps, number: int, source: int, element_type: int, bac
 
 
 @helper
-def multiply_row(layout: Steps, source: int, out: Any, dtype: Any) -> None:
+def multiply_row(layout: Steps, source: int, out: Array, dtype: Floating) -> None:
     """The product of a row at an address with weights that are not packed."""
     terms, columns, size = layout.terms, layout.columns, size_of(dtype)
     x = array_at(source, terms, dtype)
@@ -209,7 +209,7 @@ def multiply_row(layout: Steps, source: int, out: Any, dtype: Any) -> None:
 
 @helper
 def multiply_rows(
-    layout: Steps, source: int, rows: Any, tiles: int, starts: Any, out: Any, places: Any, dtype: Any
+    layout: Steps, source: int, rows: Array, tiles: int, starts: Array, out: Array, places: Array, dtype: Floating
 ) -> None:
     """Products of rows with the packed weights.
 
@@ -235,7 +235,9 @@ def multiply_rows(
 
 
 @helper
-def write_rows(first: int, count: int, row: int, vectors: int, tiles: int, rows: Any, starts: Any, places: Any) -> None:
+def write_rows(
+    first: int, count: int, row: int, vectors: int, tiles: int, rows: Array, starts: Array, places: Array
+) -> None:
     """Write for `multiply_rows` where rows of `row` elements begin, [first, first + count); tiles repeat the last."""
     starts[0] = 0
     for r in range(tiles * ROWS):

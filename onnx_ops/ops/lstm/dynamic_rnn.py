@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
@@ -28,7 +26,7 @@ from onnx_ops.loops.memory import (
     size_of,
     write_floats,
 )
-from onnx_ops.loops.primitives import ceil_divide
+from onnx_ops.loops.primitives import Floating, ceil_divide
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape, same_shape
 from onnx_ops.loops.tiles import ROWS
@@ -156,13 +154,13 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
 PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
-def prepare(job: Job, number: int, dtype: Any) -> None:
+def prepare(job: Job, number: int, dtype: Floating) -> None:
     element_type = record_at(job.kernel, KERNEL).element_type[WEIGHT]
     if not pack_weights(record_at(job.scratch, LAYOUT), number, job.data[WEIGHT], element_type, False, dtype):
         job.failed = NO_MEMORY
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """All steps of some samples."""
     layout, kernel = record_at(job.scratch, LAYOUT), record_at(job.kernel, KERNEL)
     reverse = record_at(kernel.attributes, ATTRIBUTES).direction

@@ -30,7 +30,7 @@ from onnx_ops.loops.memory import (
     size_of,
     write_floats,
 )
-from onnx_ops.loops.primitives import ceil_divide, helper
+from onnx_ops.loops.primitives import Floating, ceil_divide, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape, same_shape, same_sizes
 from onnx_ops.loops.tiles import ROWS
@@ -198,7 +198,7 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
 PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
-def prepare(job: Job, number: int, dtype: Any) -> None:
+def prepare(job: Job, number: int, dtype: Floating) -> None:
     element_type = record_at(job.kernel, KERNEL).element_type[WEIGHT]
     if not pack_weights(record_at(job.scratch, LAYOUT), number, job.data[WEIGHT], element_type, True, dtype):
         job.failed = NO_MEMORY
@@ -225,7 +225,7 @@ def write_row(source: int, element_type: int, count: int, target: int) -> None:
 
 
 @helper
-def add_row(source: int, other: int, target: int, count: int, dtype: Any) -> None:
+def add_row(source: int, other: int, target: int, count: int, dtype: Floating) -> None:
     """Sums of the numbers at two addresses; those of the first if the second is 0."""
     out, a = array_at(target, count, dtype), array_at(source, count, dtype)
     if other == 0:
@@ -250,7 +250,7 @@ def write_tanh(source: int, element_type: int, count: int, target: int) -> None:
             out[j] = tanh_of_float(numbers[j])
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """All steps of some samples."""
     layout, kernel = record_at(job.scratch, LAYOUT), record_at(job.kernel, KERNEL)
     reverse = record_at(kernel.attributes, ATTRIBUTES).direction

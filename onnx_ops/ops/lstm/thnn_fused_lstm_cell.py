@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from onnx_ops.loops.memory import (
     record_at,
     write_floats,
 )
-from onnx_ops.loops.primitives import helper
+from onnx_ops.loops.primitives import Array, Floating, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel
 from onnx_ops.ops.lstm._cell import (
     GATES,
@@ -114,7 +115,7 @@ HY, CY, STORAGE = range(3)
 
 
 @helper
-def step_of_floats(given: Any, hidden: Any, cx: Any, hy: Any, cy: Any, gates: Any, width: int) -> None:
+def step_of_floats(given: Array, hidden: Array, cx: Array, hy: Array, cy: Array, gates: Array, width: int) -> None:
     """A row of float32."""
     for j in range(2 * width):
         gates[j] = sigmoid(given[j] + hidden[j])
@@ -129,7 +130,7 @@ def step_of_floats(given: Any, hidden: Any, cx: Any, hy: Any, cy: Any, gates: An
 
 
 @helper
-def step_of_doubles(given: Any, hidden: Any, cx: Any, hy: Any, cy: Any, gates: Any, width: int) -> None:
+def step_of_doubles(given: Array, hidden: Array, cx: Array, hy: Array, cy: Array, gates: Array, width: int) -> None:
     """A row of float64."""
     for j in range(4 * width):
         gate = given[j] + hidden[j]
@@ -141,7 +142,7 @@ def step_of_doubles(given: Any, hidden: Any, cx: Any, hy: Any, cy: Any, gates: A
 
 
 @helper
-def step_at(step: Any, dtype: Any, addresses: Any, width: int) -> None:
+def step_at(step: Callable[..., Any], dtype: Floating, addresses: tuple[int, ...], width: int) -> None:
     """A step with the arrays of its arguments at these addresses."""
     given, hidden = array_at(addresses[0], GATES * width, dtype), array_at(addresses[1], GATES * width, dtype)
     cx, hy, cy = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 from onnx.defs import OpSchema
@@ -27,7 +25,7 @@ from onnx_ops.loops.memory import (
     record_at,
     write_floats,
 )
-from onnx_ops.loops.primitives import ONE, helper
+from onnx_ops.loops.primitives import ONE, Array, Floating, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel
 from onnx_ops.loops.shapes import same_shape
 from onnx_ops.ops.lstm._cell import (
@@ -144,7 +142,7 @@ GRAD_GATES, GRAD_CX = range(2)
 
 @helper
 def gradients(
-    dh: Any, dc: Any, cx: Any, gates: Any, shown: Any, d: Any, grad_gates: Any, grad_cx: Any, width: int
+    dh: Array, dc: Array, cx: Array, gates: Array, shown: Array, d: Array, grad_gates: Array, grad_cx: Array, width: int
 ) -> None:
     """A row, in the dtype of its arrays, given shown = tanh(cy); d is written too."""
     for j in range(width):
@@ -166,7 +164,7 @@ def gradients(
 
 
 @helper
-def gradients_at(addresses: Any, width: int, dtype: Any) -> None:
+def gradients_at(addresses: tuple[int, ...], width: int, dtype: Floating) -> None:
     """`gradients` of the arrays at these addresses."""
     dh, dc = array_at(addresses[0], width, dtype), array_at(addresses[1], width, dtype)
     before, gates = array_at(addresses[2], width, dtype), array_at(addresses[3], GATES * width, dtype)

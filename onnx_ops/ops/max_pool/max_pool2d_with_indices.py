@@ -34,7 +34,7 @@ from onnx_ops.loops.memory import (
     size_of,
     write_numbers,
 )
-from onnx_ops.loops.primitives import ceil_divide, choose, helper
+from onnx_ops.loops.primitives import Array, Number, ceil_divide, choose, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import volume
 from onnx_ops.ops.max_pool._rules import (
@@ -143,7 +143,7 @@ WORK = 16384
 
 
 @helper
-def product(sizes: Any) -> int:
+def product(sizes: Sequence[int]) -> int:
     """Product over the spatial axes."""
     return int(sizes[0] * sizes[1] * sizes[2])
 
@@ -190,7 +190,7 @@ def steps_within(begin: int, kernel: int, dilation: int, size: int) -> int:
 
 
 @helper
-def pool(x: Any, layout: Windows, out: Any, at: Any, least: Any) -> None:
+def pool(x: Array, layout: Windows, out: Array, at: Array, least: Number) -> None:
     """One plane. What is greater is chosen, not branched to: that would be guessed wrong every other time."""
     size, counts, kernel, stride = layout.size, layout.count, layout.kernel, layout.stride
     padding, dilation = layout.padding, layout.dilation

@@ -33,7 +33,7 @@ from onnx_ops.loops.memory import (
     write_floats,
     write_numbers,
 )
-from onnx_ops.loops.primitives import ZERO, helper
+from onnx_ops.loops.primitives import ZERO, Array, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape, same_shape, same_sizes, volume
 from onnx_ops.ops.max_pool._rules import (
@@ -177,7 +177,7 @@ def plan(kernel: Kernel, job: Job) -> int:
 
 
 @helper
-def added(sums: Any, numbers: Any, indices: Any, count: int, begin: int, plane: int) -> bool:
+def added(sums: Array, numbers: Array, indices: Array, count: int, begin: int, plane: int) -> bool:
     """Add numbers up at the places in a plane that their indices tell; whether all are in it.
 
     The plane begins at `begin` of the whole tensor. Where the next indices all lie in [0, plane), none is looked at by
@@ -203,7 +203,7 @@ def added(sums: Any, numbers: Any, indices: Any, count: int, begin: int, plane: 
 
 
 @helper
-def added_by_type(job: Job, index_type: int, sums: Any, numbers: Any, count: int, p: int, plane: int) -> bool:
+def added_by_type(job: Job, index_type: int, sums: Array, numbers: Array, count: int, p: int, plane: int) -> bool:
     """The same for the p-th plane of a job."""
     if index_type == INT64:
         return added(sums, numbers, array_at(job.data[INDEX] + 8 * p * count, count, np.int64), count, p * plane, plane)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ def check_shapes(call: Call, tensors: Sequence[str], scalars: Sequence[str]) -> 
 
 
 @helper
-def plan_blocks(kernel: Kernel, job: Job, tensors: Any, scalars: Any, outputs: int) -> int:
+def plan_blocks(kernel: Kernel, job: Job, tensors: Sequence[int], scalars: Sequence[int], outputs: int) -> int:
     """Check shapes; outputs of the shape of input 0, and one task per block of its elements.
 
     Args:

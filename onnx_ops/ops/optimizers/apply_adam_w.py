@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from onnx_ops.loops.memory import (
     item_size,
     record_at,
 )
-from onnx_ops.loops.primitives import choose, helper
+from onnx_ops.loops.primitives import Array, Number, choose, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import size_of
 from onnx_ops.ops.optimizers._steps import block_of, check_shapes, plan_blocks, scalar, scalar_value
@@ -146,7 +147,9 @@ ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
 
 @helper
-def step(var: Any, m: Any, v: Any, grad: Any, largest: Any, outs: Any, factors: Any, count: int) -> None:
+def step(
+    var: Array, m: Array, v: Array, grad: Array, largest: Any, outs: Any, factors: Sequence[Number], count: int
+) -> None:
     """`count` elements in the dtype of the arrays.
 
     Args:
@@ -172,7 +175,9 @@ def step(var: Any, m: Any, v: Any, grad: Any, largest: Any, outs: Any, factors: 
 
 
 @helper
-def step_at(places: Any, factors: Any, by_largest: bool, count: int, numbers_at: Any) -> None:
+def step_at(
+    places: tuple[int, ...], factors: Sequence[Number], by_largest: bool, count: int, numbers_at: Callable[..., Any]
+) -> None:
     """A step of the elements at the addresses of inputs and outputs, viewed by numbers_at."""
     var, m, v = numbers_at(places[0], count), numbers_at(places[1], count), numbers_at(places[2], count)
     grad, new_var = numbers_at(places[3], count), numbers_at(places[5], count)

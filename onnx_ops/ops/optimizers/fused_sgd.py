@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from onnx_ops.loops.memory import (
     item_size,
     record_at,
 )
-from onnx_ops.loops.primitives import choose, fma, helper
+from onnx_ops.loops.primitives import Array, Number, choose, fma, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import size_of
 from onnx_ops.ops.optimizers._steps import block_of, check_shapes, plan_blocks, scalar, scalar_value
@@ -154,7 +155,9 @@ ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
 
 @helper
-def step(param: Any, grad: Any, new_param: Any, factors: Any, decays: bool, count: int) -> None:
+def step(
+    param: Array, grad: Array, new_param: Array | None, factors: Sequence[Number], decays: bool, count: int
+) -> None:
     """`count` elements in the dtype of the arrays.
 
     With explicit `fma`, as LLVM may choose either product of a sum of two, in place another one than out of place.
@@ -175,7 +178,14 @@ def step(param: Any, grad: Any, new_param: Any, factors: Any, decays: bool, coun
 
 @helper
 def step_with_momentum(
-    param: Any, grad: Any, buffer: Any, outs: Any, factors: Any, decays: bool, nesterov: bool, count: int
+    param: Array,
+    grad: Array,
+    buffer: Array,
+    outs: tuple[Array, Array] | None,
+    factors: Sequence[Number],
+    decays: bool,
+    nesterov: bool,
+    count: int,
 ) -> None:
     """`step` with momentum; outs: new param and buffer, None: in place."""
     new_param, new_buffer = (param, buffer) if outs is None else outs
@@ -190,7 +200,13 @@ def step_with_momentum(
 
 @helper
 def step_at(
-    places: Any, factors: Any, with_momentum: bool, decays: bool, nesterov: bool, count: int, numbers_at: Any
+    places: tuple[int, ...],
+    factors: Sequence[Number],
+    with_momentum: bool,
+    decays: bool,
+    nesterov: bool,
+    count: int,
+    numbers_at: Callable[..., Any],
 ) -> None:
     """A step of the elements at the addresses of inputs and outputs, viewed by numbers_at."""
     param, grad, new_param = numbers_at(places[0], count), numbers_at(places[1], count), numbers_at(places[3], count)

@@ -16,7 +16,7 @@ from onnx_ops.core.schema import attribute
 from onnx_ops.core.types import MAX_RANK, Shape
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.memory import allocate, free, item_size, record_at, tail
-from onnx_ops.loops.primitives import ceil_divide, helper
+from onnx_ops.loops.primitives import Array, Floating, ceil_divide, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, Numbers, record_of
 from onnx_ops.loops.shapes import same_shape, volume
 from onnx_ops.ops.elements import deliver, destination, elements
@@ -128,7 +128,7 @@ def lay_out(layout: Rows, job: Job, mode: int) -> bool:
 
 
 @helper
-def angles_of(layout: Rows, row: int, index: Any) -> int:
+def angles_of(layout: Rows, row: int, index: Array) -> int:
     """The row of cosines of a row, whose index is written to `index`."""
     angle = 0
     for k in range(layout.axes):
@@ -141,7 +141,7 @@ def angles_of(layout: Rows, row: int, index: Any) -> int:
 
 
 @helper
-def next_angles(layout: Rows, angle: int, index: Any) -> int:
+def next_angles(layout: Rows, angle: int, index: Array) -> int:
     """The row of cosines of the next row, whose index replaces `index`."""
     for k in range(layout.axes):
         axis = layout.axes - 1 - k
@@ -155,7 +155,9 @@ def next_angles(layout: Rows, angle: int, index: Any) -> int:
 
 
 @helper
-def rows_of(kernel: Kernel, job: Job, i: int, first: int, count: int, width: int, converted: Any, dtype: Any) -> Any:
+def rows_of(
+    kernel: Kernel, job: Job, i: int, first: int, count: int, width: int, converted: Array, dtype: Floating
+) -> Any:
     """Rows of input i in a computing dtype: where they are, if it has it, else in `converted`."""
     element_type = kernel.element_type[i]
     address = job.data[i] + first * width * item_size(element_type)
@@ -163,7 +165,7 @@ def rows_of(kernel: Kernel, job: Job, i: int, first: int, count: int, width: int
 
 
 @helper
-def turn_rows(job: Job, number: int, turn: Turn, mode: int, dtype: Any) -> None:
+def turn_rows(job: Job, number: int, turn: Turn, mode: int, dtype: Floating) -> None:
     """Some rows of the first output, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     width, element_type, in_place = layout.width, kernel.element_type[FEATURES], job.in_place != 0

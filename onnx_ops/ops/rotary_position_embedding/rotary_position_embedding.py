@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -14,7 +12,7 @@ from onnx_ops.core.signature import Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import record_at, size_of, tail, whole_lines
-from onnx_ops.loops.primitives import helper
+from onnx_ops.loops.primitives import Array, Floating, helper
 from onnx_ops.loops.records import KERNEL, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape
 from onnx_ops.ops.computing import computing_type
@@ -118,7 +116,7 @@ PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
 @helper
-def rotate_halves(x: Any, cos: Any, sin: Any, half: int, out: Any) -> None:
+def rotate_halves(x: Array, cos: Array, sin: Array, half: int, out: Array) -> None:
     for i in range(half):
         out[i] = x[i] * cos[i] - x[half + i] * sin[i]
     for i in range(half):
@@ -126,7 +124,7 @@ def rotate_halves(x: Any, cos: Any, sin: Any, half: int, out: Any) -> None:
 
 
 @helper
-def rotate(x: Any, cos: Any, sin: Any, width: int, mode: int, out: Any) -> None:
+def rotate(x: Array, cos: Array, sin: Array, width: int, mode: int, out: Array) -> None:
     """Rotate the pairs of a row."""
     half = width // 2
     if mode == INTERLEAVE:
@@ -146,7 +144,7 @@ def rotate(x: Any, cos: Any, sin: Any, width: int, mode: int, out: Any) -> None:
         rotate_halves(x, cos, sin, half, out)
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """Some rows, computed in this dtype."""
     kernel = record_at(job.kernel, KERNEL)
     turn_rows(job, number, rotate, record_at(kernel.attributes, ATTRIBUTES).mode, dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from onnx_ops.loops.memory import (
     whole_lines,
     write_numbers,
 )
-from onnx_ops.loops.primitives import ceil_divide, helper, wide
+from onnx_ops.loops.primitives import Array, Floating, ceil_divide, helper, wide
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape, same_shape
 from onnx_ops.ops.computing import computing_type
@@ -159,7 +159,7 @@ PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
 @helper
-def turn_halves_back(grad: Any, cos: Any, sin: Any, half: int, out: Any) -> None:
+def turn_halves_back(grad: Array, cos: Array, sin: Array, half: int, out: Array) -> None:
     for i in range(half):
         out[i] = grad[i] * cos[i] + grad[half + i] * sin[half + i]
     for i in range(half):
@@ -167,7 +167,7 @@ def turn_halves_back(grad: Any, cos: Any, sin: Any, half: int, out: Any) -> None
 
 
 @helper
-def turn_back(grad: Any, cos: Any, sin: Any, width: int, mode: int, out: Any) -> None:
+def turn_back(grad: Array, cos: Array, sin: Array, width: int, mode: int, out: Array) -> None:
     """Rotate the pairs of a row by the opposite angles."""
     half = width // 2
     if mode == INTERLEAVE:
@@ -188,7 +188,7 @@ def turn_back(grad: Any, cos: Any, sin: Any, width: int, mode: int, out: Any) ->
 
 
 @helper
-def add_halves(grad: Any, x: Any, half: int, by_sin: Any) -> None:
+def add_halves(grad: Array, x: Array, half: int, by_sin: Array) -> None:
     for i in range(half):
         by_sin[i] -= wide(grad[i]) * wide(x[half + i])
     for i in range(half):
@@ -196,7 +196,7 @@ def add_halves(grad: Any, x: Any, half: int, by_sin: Any) -> None:
 
 
 @helper
-def add_row(grad: Any, x: Any, width: int, mode: int, by_cos: Any, by_sin: Any) -> None:
+def add_row(grad: Array, x: Array, width: int, mode: int, by_cos: Array, by_sin: Array) -> None:
     """Add the terms of a row to the gradients of its cosines and sines."""
     half = width // 2
     if mode == INTERLEAVE_HALF:
@@ -221,7 +221,7 @@ def add_row(grad: Any, x: Any, width: int, mode: int, by_cos: Any, by_sin: Any) 
 
 
 @helper
-def first_row(layout: Rows, angle: int, strides: Any) -> int:
+def first_row(layout: Rows, angle: int, strides: Array) -> int:
     """The first row that a row of cosines belongs to; writes the number of rows from one index of an axis to the next.
 
     It is 0 for axes along which the cosines are not broadcast.
@@ -239,7 +239,7 @@ def first_row(layout: Rows, angle: int, strides: Any) -> int:
 
 
 @helper
-def next_row(layout: Rows, row: int, index: Any, strides: Any) -> int:
+def next_row(layout: Rows, row: int, index: Array, strides: Sequence[int]) -> int:
     """The next row that has the same cosines."""
     for k in range(layout.axes):
         axis = layout.axes - 1 - k
@@ -255,14 +255,14 @@ def next_row(layout: Rows, row: int, index: Any, strides: Any) -> int:
 
 
 @helper
-def write_sums(kernel: Kernel, job: Job, k: int, angle: int, width: int, sums: Any) -> None:
+def write_sums(kernel: Kernel, job: Job, k: int, angle: int, width: int, sums: Array) -> None:
     """Write a row of sums to output k, if that is wanted."""
     kind = kernel.output_type[k]
     if kind != 0:
         write_numbers(kernel.write, address_of(sums), kind, width, job.output[k] + angle * width * item_size(kind))
 
 
-def prepare(job: Job, number: int, dtype: Any) -> None:
+def prepare(job: Job, number: int, dtype: Floating) -> None:
     """The gradients of some rows of cosines and sines, from elements in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     width, mode = layout.width, record_at(kernel.attributes, ATTRIBUTES).mode
@@ -288,7 +288,7 @@ def prepare(job: Job, number: int, dtype: Any) -> None:
     free(memory)
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """Some rows, computed in this dtype."""
     kernel = record_at(job.kernel, KERNEL)
     turn_rows(job, number, turn_back, record_at(kernel.attributes, ATTRIBUTES).mode, dtype)

@@ -7,7 +7,7 @@ adjacent numbers may be processed together, one per lane.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from onnx.defs import OpSchema
 
@@ -15,7 +15,7 @@ from onnx_ops.core.call import Call
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.types import Shape
 from onnx_ops.loops.memory import LANES, item_size, read_row, record_at, size_of, tail, write_row
-from onnx_ops.loops.primitives import ceil_divide, helper
+from onnx_ops.loops.primitives import Array, ceil_divide, helper
 from onnx_ops.loops.records import KERNEL, Job, attribute_record, record_of
 from onnx_ops.loops.shapes import give_shape, volume
 
@@ -94,7 +94,7 @@ def write_vectors(address: int, job: Job, short: int) -> bool:
 
 
 @helper
-def find_vectors(layout: Vectors, unit: int, address: int, size: int, addresses: Any) -> None:
+def find_vectors(layout: Vectors, unit: int, address: int, size: int, addresses: Array) -> None:
     """Write the address of the vector of each lane, of adjacent numbers; the last vector is repeated."""
     for lane in range(LANES):
         vector = min(unit * LANES + lane, layout.outer - 1)
@@ -113,14 +113,14 @@ def place_of(layout: Vectors, unit: int) -> tuple[int, int, int]:
 
 
 @helper
-def read_rows(address: int, element_type: int, rows: int, count: int, apart: int, out: Any) -> None:
+def read_rows(address: int, element_type: int, rows: int, count: int, apart: int, out: Array) -> None:
     """Convert `count` elements of each row, which begin every `apart` elements, to the computing dtype."""
     for k in range(rows):
         read_row(address + k * apart * item_size(element_type), element_type, count, tail(out, k * count))
 
 
 @helper
-def write_rows(numbers: Any, element_type: int, rows: int, count: int, apart: int, address: int) -> None:
+def write_rows(numbers: Array, element_type: int, rows: int, count: int, apart: int, address: int) -> None:
     """Inverse of `read_rows`, rounded once."""
     for k in range(rows):
         write_row(tail(numbers, k * count), element_type, count, address + k * apart * item_size(element_type))

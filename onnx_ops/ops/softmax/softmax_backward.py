@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from onnx_ops.loops.memory import (
     record_at,
     write_row,
 )
-from onnx_ops.loops.primitives import add_any_order, helper, like
+from onnx_ops.loops.primitives import Array, Number, add_any_order, helper, like
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
 from onnx_ops.loops.shapes import same_shape
 from onnx_ops.ops.references import rounded
@@ -109,7 +110,7 @@ def _converts(layout: Vectors, element_type: int) -> bool:
 
 
 @helper
-def _along_rows(g: Any, out: Any, result: Any, count: int, length: int, nought: Any) -> None:
+def _along_rows(g: Array, out: Array, result: Array, count: int, length: int, nought: Number) -> None:
     """The gradients of vectors of adjacent numbers, `count` numbers altogether."""
     for begin in range(0, count, length):
         summed = nought
@@ -120,7 +121,7 @@ def _along_rows(g: Any, out: Any, result: Any, count: int, length: int, nought: 
 
 
 @helper
-def _along_columns(g: Any, out: Any, result: Any, columns: int, length: int, inner: int, total: Any) -> None:
+def _along_columns(g: Array, out: Array, result: Array, columns: int, length: int, inner: int, total: Array) -> None:
     """The gradients of adjacent columns of `length` numbers, which are `inner` apart."""
     for c in range(columns):
         total[c] = like(0, total[c])
@@ -134,7 +135,12 @@ def _along_columns(g: Any, out: Any, result: Any, columns: int, length: int, inn
 
 @helper
 def _differentiate(
-    layout: Vectors, number: int, operands: tuple[int, ...], element_type: int, buffers: Any, at: Any
+    layout: Vectors,
+    number: int,
+    operands: tuple[int, ...],
+    element_type: int,
+    buffers: tuple[Array, ...],
+    at: Callable[..., Any],
 ) -> None:
     """Compute the units of task `number`.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,7 @@ from onnx_ops.loops.memory import (
     record_at,
     separate,
 )
-from onnx_ops.loops.primitives import add_any_order, exp_of_difference, like
+from onnx_ops.loops.primitives import Floating, add_any_order, exp_of_difference, like
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
 from onnx_ops.loops.tiles import divide_by_lane, largest, largest_by_lane, subtract_by_lane, sum_by_lane
 from onnx_ops.ops.computing import computing_type
@@ -99,7 +98,7 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
 PLAN = Layout(write_layout, LAYOUT.itemsize)
 
 
-def task(job: Job, number: int, dtype: Any) -> None:
+def task(job: Job, number: int, dtype: Floating) -> None:
     """Some units of work, computed in this dtype."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     element_type, length, width, inner = kernel.element_type[0], layout.length, layout.width, layout.inner

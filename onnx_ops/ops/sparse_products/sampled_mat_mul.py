@@ -27,7 +27,7 @@ from onnx_ops.loops.memory import (
     tail,
     write_numbers,
 )
-from onnx_ops.loops.primitives import add_any_order, ceil_divide, helper, wide
+from onnx_ops.loops.primitives import Array, add_any_order, ceil_divide, helper, wide
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel
 from onnx_ops.loops.shapes import same_shape, volume
 from onnx_ops.ops.indices import (
@@ -146,7 +146,7 @@ def begin(kernel: Kernel, job: Job) -> None:
 
 
 @helper
-def dot(a: Any, b: Any, count: int) -> Any:
+def dot(a: Array, b: Array, count: int) -> Any:
     total = 0.0
     for k in range(count):
         total = add_any_order(total, wide(a[k]) * wide(b[k]))

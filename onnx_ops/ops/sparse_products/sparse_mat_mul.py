@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ from onnx_ops.loops.memory import (
     tail,
     write_numbers,
 )
-from onnx_ops.loops.primitives import ceil_divide, helper, wide
+from onnx_ops.loops.primitives import Array, ceil_divide, helper, wide
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import same_shape, volume
 from onnx_ops.ops.indices import (
@@ -234,7 +233,7 @@ def value_of_all(kernel: Kernel, job: Job) -> float:
 
 
 @helper
-def read_factors(kernel: Kernel, job: Job, e: int, first: int, last: int, heads: int, factors: Any) -> None:
+def read_factors(kernel: Kernel, job: Job, e: int, first: int, last: int, heads: int, factors: Array) -> None:
     """The values of an element for h in [first, last), of `heads`."""
     element_type = kernel.element_type[VALUES]
     if element_type == 0 or job.rank[VALUES] == 0:  # they are there already
@@ -249,7 +248,9 @@ def read_factors(kernel: Kernel, job: Job, e: int, first: int, last: int, heads:
 
 
 @helper
-def add_rows(sums: Any, a: Any, b: Any, c: Any, d: Any, column: int, columns: int, length: int, factors: Any) -> None:
+def add_rows(
+    sums: Array, a: Array, b: Array, c: Array, d: Array, column: int, columns: int, length: int, factors: Array
+) -> None:
     """Add columns [column, column + columns) of GROUP rows, each times the factor of its h."""
     h, begin, end = 0, 0, min((column // length + 1) * length - column, columns)
     while begin < columns:
@@ -260,7 +261,7 @@ def add_rows(sums: Any, a: Any, b: Any, c: Any, d: Any, column: int, columns: in
 
 
 @helper
-def add_row(sums: Any, row: Any, column: int, columns: int, length: int, factors: Any) -> None:
+def add_row(sums: Array, row: Array, column: int, columns: int, length: int, factors: Array) -> None:
     """Add columns [column, column + columns) of a row, each times the factor of its h."""
     h, begin, end = 0, 0, min((column // length + 1) * length - column, columns)
     while begin < columns:
@@ -271,7 +272,9 @@ def add_row(sums: Any, row: Any, column: int, columns: int, length: int, factors
 
 
 @helper
-def add_floats(sums: Any, dense: int, width: int, columns: int, sources: Any, factors: Any, k: int, end: int) -> None:
+def add_floats(
+    sums: Array, dense: int, width: int, columns: int, sources: Array, factors: Array, k: int, end: int
+) -> None:
     """Add rows [k, end) of `sources`, each times its factor, to float64 sums.
 
     Args:
@@ -296,7 +299,7 @@ def add_floats(sums: Any, dense: int, width: int, columns: int, sources: Any, fa
 
 
 @helper
-def add_all(kernel: Kernel, job: Job, row: Any, column: Any, sums: Any, numbers: Any, factors: Any) -> None:
+def add_all(kernel: Kernel, job: Job, row: Array, column: Array, sums: Array, numbers: Array, factors: Array) -> None:
     """All narrow sums."""
     element_type, rank = kernel.element_type[DENSE], job.rank[DENSE]
     width, length, count = volume(job, DENSE, 1, rank), job.dims[DENSE, rank - 1], job.dims[ROW, 0]

@@ -13,9 +13,9 @@ from onnx_ops.core.signature import Input, Output, Signature, promoted_type
 from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Loop
-from onnx_ops.loops.primitives import ZERO
+from onnx_ops.loops.primitives import ZERO, Number
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.elementwise import Number, elementwise
+from onnx_ops.ops.elementwise import elementwise
 from onnx_ops.ops.references import computing_dtype, promoted, rounded
 
 SIGNATURE = Signature(
