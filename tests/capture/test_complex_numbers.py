@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -127,6 +128,27 @@ def test_transforms() -> None:
     model = nn.Linear(150, 150, bias=False)
     examples = [torch.randn(2, 150), torch.randn(3, 150)]
     compared(model, weighted(function), examples, {0: Dim("N")})
+
+
+WINDOWS: list[Callable[..., Tensor]] = [
+    functools.partial(torch.hamming_window, periodic=False, alpha=0.6, beta=0.3),
+    functools.partial(torch.bartlett_window, periodic=False),
+    functools.partial(torch.kaiser_window, periodic=True, beta=5.0),
+]
+
+
+def test_windows() -> None:
+    """Of static lengths, and of dynamic ones, among them 1, for which all windows are 1."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y, found = model(x), x.new_zeros(())
+        for window in WINDOWS:
+            static, dynamic = (window(n, dtype=x.dtype) for n in (4, x.shape[0]))
+            found = found + (y * static * dynamic[:, None]).sum().square()
+        return found + (y * torch.fft.rfftfreq(7, 0.3, dtype=x.dtype) * torch.fft.rfftfreq(len(x)).sum()).sum()
+
+    torch.manual_seed(0)
+    compared(nn.Linear(4, 4), loss, [torch.randn(n, 4) for n in (5, 1, 2, 8)], {0: Dim("N")})
 
 
 def test_views_of_what_transforms_return() -> None:

@@ -366,3 +366,10 @@ def _fftfreq(
         return torch.fft.fftfreq(n, d, dtype=dtype, device=device, **others)
     places = torch.arange(n, dtype=dtype, device=device)
     return torch.where(places < (n + 1) // 2, places, places - n) * (1.0 / (n * d))
+
+
+@replaces(torch.fft.rfftfreq)
+def _rfftfreq(n: Size, d: float = 1.0, *, dtype: Any = None, device: Any = None, **others: Any) -> Tensor:
+    if others:
+        return torch.fft.rfftfreq(n, d, dtype=dtype, device=device, **others)
+    return torch.arange(n // 2 + 1, dtype=dtype or torch.get_default_dtype(), device=device) * (1.0 / (n * d))
