@@ -396,6 +396,22 @@ def test_a_batch_that_pytorch_refuses_proves_nothing(raises: bool) -> None:
     training_step(model, lambda m, x: m(x).square().mean(), (x,), torch.optim.SGD(model.parameters(), 0.1))
 
 
+@pytest.mark.parametrize("places", [torch.searchsorted, lambda ends, x, **side: torch.bucketize(x, ends, **side)])
+def test_sequences_remain_sorted(places: Callable[..., Tensor]) -> None:
+    """The ends of sequences in a batch; what PyTorch searches in others is unspecified."""
+    searched: list[list[int]] = []
+
+    def loss(model: nn.Module, x: Tensor, ends: Tensor) -> Tensor:
+        if type(ends) is Tensor:  # while it is traced, it has no numbers
+            searched.append(ends.tolist())
+        sequence = places(ends, torch.arange(len(x)), right=True)
+        return torch.zeros(len(ends), 3).index_add(0, sequence, model(x)).square().sum()
+
+    example = torch.randn(9, 4), torch.tensor([2, 5, 9])
+    gradients(nn.Linear(4, 3), loss, example, dynamic_shapes=({0: Dim("tokens")}, {0: Dim("sequences")}))
+    assert [2, 5, 9, 9] in searched
+
+
 # --- rounding ---------------------------------------------------------------------------------------------------------
 
 

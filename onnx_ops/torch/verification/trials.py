@@ -11,6 +11,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import torch
@@ -22,6 +23,7 @@ from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.step import JointStep
 from onnx_ops.torch.tracing.effects import Effects, Unregistered, storage_of, storages
 from onnx_ops.torch.tracing.preserving import preserved
+from onnx_ops.torch.tracing.substitution import Substitution
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, eager_mode
 from onnx_ops.torch.verification.outside import Outside, advanced, refuse_seeds
 
@@ -203,6 +205,7 @@ def _run_trial(
             preserved(joint.model),
             eager_mode(),
             torch.sparse.check_sparse_tensor_invariants(),  # the kernels write anywhere for indices that do not fit
+            Substitution({torch.searchsorted: _searchsorted, torch.bucketize: _bucketize}),
             joint.with_parameters(values) as given,
         ):
             outputs = joint.run(given, info, changed, own, half)
@@ -234,6 +237,20 @@ def _run_trial(
     return Trial(make, again, state)
 
 
+def _searchsorted(sorted_sequence: torch.Tensor, *args: Any, **options: Any) -> Any:
+    """As torch.searchsorted; an error for a sequence that is not sorted, for which PyTorch's result is unspecified."""
+    sorter = options.get("sorter")
+    ordered = sorted_sequence if sorter is None else sorted_sequence.gather(-1, sorter)
+    if (ordered[..., 1:] < ordered[..., :-1]).any():
+        raise ValueError("the sequence is not sorted")
+    return torch.searchsorted(sorted_sequence, *args, **options)
+
+
+def _bucketize(input: Any, boundaries: torch.Tensor, **options: Any) -> Any:
+    _searchsorted(boundaries, input, **options)
+    return torch.bucketize(input, boundaries, **options)
+
+
 def _with_gradients(results: Tensors, names: Collection[str]) -> Tensors:
     """The results, of the gradients those with respect to these parameters and arguments only."""
     others = {name for name in results if name.startswith(GRADIENT) and name.removeprefix(GRADIENT) not in names}
@@ -263,10 +280,11 @@ def _others(joint: JointStep, start: Tensors, expected: Tensors) -> Iterator[Cal
     arguments = {name: start[name] for name in joint.arguments}
     generator = torch.Generator().manual_seed(0)
     sizes = _other_sizes(joint.dynamic, arguments)
+    changes = [(_reordered, sizes), (_continued, sizes)] if sizes else []
     # Shrunk last: elements that are there twice differ, of which topk may take any.
     batches = [
-        {name: _shrunk(_reordered(value, own.get(name, {})), generator) for name, value in arguments.items()}
-        for own in ([sizes] if sizes else []) + [{}]
+        {name: _shrunk(change(value, own.get(name, {})), generator) for name, value in arguments.items()}
+        for change, own in (*changes, (_reordered, {}))
     ]
     batches.append(arguments)
 
@@ -338,6 +356,13 @@ def _reordered(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
     for axis, size in ({0: rows} | dict(sizes)).items():
         places = torch.arange(size) % max(tensor.shape[axis], 1)
         tensor = tensor.index_select(axis, order[places] if axis == 0 else places)
+    return tensor
+
+
+def _continued(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
+    """A tensor with other sizes, by axis, whose last index is repeated: what is sorted remains so."""
+    for axis, size in sizes.items():
+        tensor = tensor.index_select(axis, torch.arange(size).clamp(max=max(tensor.shape[axis] - 1, 0)))
     return tensor
 
 
