@@ -181,6 +181,12 @@ def test_programs_of_torchscript(whole: bool, said: str) -> None:
         )
 
 
+def test_parameters_without_a_shape() -> None:
+    model = torch.nn.Sequential(torch.nn.LazyLinear(2))
+    with pytest.raises(CaptureError, match=r"'0\.weight' of the model is uninitialized.*: call the model once"):
+        gradients(model, lambda model, x: model(x).sum(), (torch.ones(3, 3),))
+
+
 def test_an_error_that_is_being_handled_explains_nothing() -> None:
     """The causes of an error end at the one that the caller handles."""
     try:

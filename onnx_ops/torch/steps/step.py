@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from onnx_ops.core.step_format import GRAD_SCALE, GRADIENT, LOSS, NEXT, OUTPUT, SEED
 from onnx_ops.torch.base.arguments import DynamicShapes, bound, dimensions, replaced, shapes_by_name, tensors
@@ -61,8 +62,8 @@ class JointStep:
         dynamic: the dynamic dimensions of the arguments.
 
     Raises:
-        CaptureError: arguments or dynamic_shapes that do not fit, a model without parameters, or a name that both an
-            argument and a parameter or buffer have.
+        CaptureError: arguments or dynamic_shapes that do not fit, a model without parameters or with uninitialized
+            ones, or a name that both an argument and a parameter or buffer have.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class JointStep:
             raise CaptureError("the model is a program of TorchScript, expected the torch.nn.Module it was made from")
         if not isinstance(args, tuple | list):
             raise CaptureError(f"the example is a {type(args).__name__}, expected a tuple of the loss's arguments")
+        _check_initialized(model)
         self._call = _Call(model, loss)
         self._loss = loss
         self.model = model
@@ -364,6 +366,16 @@ class JointStep:
                 )
             if name in self.parameters or name in self.buffers:
                 raise CaptureError(f"'{name}' is an argument of the loss and a name in the model; rename one of them")
+
+
+def _check_initialized(model: torch.nn.Module) -> None:
+    """Raise a CaptureError for a parameter or buffer that has no shape yet."""
+    for name, tensor in named_tensors(model).items():
+        if is_lazy(tensor):
+            raise CaptureError(
+                f"'{name}' of the model is uninitialized, as in lazy modules before their first call: call the model"
+                " once before the capture"
+            )
 
 
 def _exchange(first: torch.Tensor, second: torch.Tensor) -> None:
