@@ -122,7 +122,7 @@ def test_each_batch_draws_random_numbers_of_its_own() -> None:
 
 
 def test_counters_of_batches_and_of_steps() -> None:
-    """A buffer that depends on no gradient counts batches, unless the update reads it."""
+    """A buffer that depends on no gradient counts batches, unless the update reads the value that it had before."""
     counted = Trainer(scaled_step(), kernel_options())
     body = """
         calls_float = Cast <to = 1> (calls)
@@ -134,6 +134,27 @@ def test_counters_of_batches_and_of_steps() -> None:
         accumulated(trainer, [{"x": np.ones((1, 2), np.float32)}] * 3)
         assert trainer.state_dict()["calls"] == after
         assert trainer.state_dict()["seed"] == 4
+
+
+COUNTING = """
+    next__calls = Add (calls, one)
+    calls_float = Cast <to = 1> (next__calls)
+    gradient = Div (grad__w, calls_float)
+"""
+"""The update divides by the number of batches."""
+
+
+@pytest.mark.parametrize("keep_previous", [False, True])
+def test_updates_read_what_the_last_batch_writes(keep_previous: bool) -> None:
+    trainer = Trainer(scaled_step(body=COUNTING), kernel_options(), keep_previous=keep_previous)
+    batch = {"x": np.ones((1, 2), np.float32)}
+    accumulated(trainer, [batch] * 2)
+    accumulated(trainer, [batch] * 3)
+    trainer.accumulate(**batch)
+    trainer.step()
+    assert trainer.state_dict()["calls"] == 6
+    change = 0.5 / 2 + 0.5 / 5 + 0.5 / 6
+    assert_close(trainer.state_dict()["w"], np.array([1 - change, 2 - change], np.float32), rtol=1e-6)
 
 
 def test_a_step_of_an_input_named_like_an_argument() -> None:

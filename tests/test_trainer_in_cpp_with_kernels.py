@@ -14,6 +14,7 @@ import pytest
 import steps
 from cpp_trainer import CppError, CppTrainer
 from native_checks import compiler
+from test_accumulation import COUNTING
 from test_update_order import batch as failing_batch
 from test_update_order import failing
 from test_update_order import start as failing_start
@@ -63,6 +64,11 @@ def assert_same(found: Mapping[str, Array], expected: Mapping[str, Array]) -> No
         backends.assert_same_bits(found[name], array)
 
 
+def counting_step() -> onnx.ModelProto:
+    """A step whose update reads what the last batch writes."""
+    return scaled_step(body=COUNTING)
+
+
 def patches(size: int, seed: int) -> dict[str, Array]:
     return {"patches": np.random.default_rng(seed).normal(size=(size, 64)).astype(np.float32)}
 
@@ -72,7 +78,7 @@ def rows(size: int, seed: int) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("keep_previous", [False, True])
-@pytest.mark.parametrize(("make", "batch"), [(coding, patches), (scaled_step, rows)])
+@pytest.mark.parametrize(("make", "batch"), [(coding, patches), (scaled_step, rows), (counting_step, rows)])
 def test_the_same_bits(
     make: Callable[[], onnx.ModelProto],
     batch: Callable[[int, int], dict[str, Array]],
@@ -100,6 +106,9 @@ def test_the_same_bits(
     for trainer in (here, there):
         trainer.load(tmp_path / "kept")
     assert_same(there.step(**batch(5, 1)), here.step(**batch(5, 1)))
+    assert_same(there.accumulate(**batch(5, 1)), here.accumulate(**batch(5, 1)))
+    here.step()
+    there.step()
     assert_same(there.state_dict(), here.state_dict())
 
 

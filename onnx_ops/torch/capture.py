@@ -54,6 +54,7 @@ from onnx_ops.torch.verification.bounds import given_bounds, step_bounds
 from onnx_ops.torch.verification.single import named_dimensions
 from onnx_ops.torch.verification.trials import KEPT, Trial, rerun, resized, trials
 from onnx_ops.torch.verification.verify import Verification
+from onnx_ops.training.accumulation import WRITTEN
 from onnx_ops.training.step import Step, summary
 from onnx_ops.training.step_files import save_step
 
@@ -317,7 +318,7 @@ def _attempted(
     traced = trace(whole, values, joint.dynamic, where, followed, constants, refuses)
     joint.check_constants(traced.graph, seen.changed)
     names += traced.condition_outputs()
-    _check_names(values, names)
+    _check_names(values, [*names, *(WRITTEN + name for name in seen.changed)])
     progress.ended(f"trace of {len(traced.graph.graph.nodes)} operators")
     exported = to_onnx(traced, values, names, options.opset_version, where)
     select_by_op(exported)

@@ -6,12 +6,14 @@ all samples so far, and the number of these samples. A batch of `count` samples 
     mean    += count / (samples + count) * (gradient - mean)
     samples += count
 
-The part with the updates reads the mean in place of the gradient.
+The part with the updates reads the mean in place of the gradient. What the loss writes to the state without the batch,
+such as counts of batches and momentum encoders, a part of its own computes for each batch; the part with the updates
+reads its last values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +44,9 @@ from onnx_ops.training.step_runner import (
     UpdateSession,
 )
 from onnx_ops.training.workers.partition import partition
+
+WRITTEN = "written."
+"""Prefix of a value that is what the loss writes to a parameter or buffer, and the update reads."""
 
 
 class Accumulation:
@@ -101,8 +106,10 @@ class Accumulation:
             {name: numpy_dtype(tensor) for name, tensor in outputs.items()},
         )
         counters = graphs.counters
+        outputs_of_update = {value.name for value in graphs.update.graph.output}
         counted_outputs = [] if counters is None else [value.name for value in counters.graph.output]
         self._counted_state = [name.removeprefix(NEXT) for name in counted_outputs]
+        self._replaced = [n for n in (*self._buffers, *self._counted_state) if NEXT + n not in outputs_of_update]
         self._counters = (
             None
             if counters is None
@@ -116,7 +123,8 @@ class Accumulation:
 
         # Gradients of 16 bits are rounded once, from their mean.
         self._rounded = {name: _zero(tensor) for name, tensor in gradients.items() if tensor != _wide(tensor)}
-        averages = self._means | self._rounded
+        self._written = {name: _zero(tensor) for name, tensor in graphs.written.items()}
+        averages = self._means | self._rounded | self._written
         sets = state.sets
         self._updates = UpdateSession(
             graphs.update, state, session, lambda tensors: {**tensors, **averages}, checks.of_part(graphs.update)
@@ -143,11 +151,7 @@ class Accumulation:
                 none.
         """
         found = self._added(version, arrays)
-        changed = {name: found.pop(NEXT + name) for name in self._buffers}
-        if self._counters is not None:
-            counted = self._counters.run(version.turn, {})
-            changed |= {name.removeprefix(NEXT): array for name, array in counted.items()}
-        self._state.assign(changed)
+        self._state.assign(self._changed(version, found))
         return found
 
     def update(self, version: Version, arrays: Arrays | None) -> Arrays:
@@ -166,11 +170,14 @@ class Accumulation:
         """
         found = {} if arrays is None else self._added(version, arrays)
         now, then = self._state.sets[version.turn], self._state.sets[1 - version.turn]
-        changed = {name: found.pop(NEXT + name, now[name].array) for name in self._buffers}
-        if arrays is None:  # the update changes what each batch changes, and there is no further one
-            changed |= {name: now[name].array.copy() for name in self._counted_state}
+        if arrays is None:
+            changed = {name: now[name].array for name in (*self._buffers, *self._counted_state)}
+        else:
+            changed = self._changed(version, found)
         for name, tensor in self._rounded.items():
             tensor.array[...] = self._means[name].array
+        for name, tensor in self._written.items():
+            tensor.array[...] = changed[_of_state(name)]
         batches, self.batches = self.batches, 0  # first, so that an interrupt does not lead to a second update
         try:
             found |= self._updates.run(version.turn, {})
@@ -179,9 +186,17 @@ class Accumulation:
         except Exception:
             self.batches = batches
             raise
-        for name, array in changed.items():
-            then[name].array[...] = array
+        for name in self._replaced:
+            then[name].array[...] = changed[name]
         return found
+
+    def _changed(self, version: Version, found: Arrays) -> Arrays:
+        """The state that a batch changes, by name; its values are taken out of what the batch's run has returned."""
+        changed = {name: found.pop(NEXT + name) for name in self._buffers}
+        if self._counters is not None:
+            counted = self._counters.run(version.turn, {})
+            changed |= {name.removeprefix(NEXT): array for name, array in counted.items()}
+        return changed
 
     def _added(self, version: Version, arrays: Arrays) -> Arrays:
         """Add the gradients of a batch: the reported outputs and the next values of buffers, by name."""
@@ -245,14 +260,17 @@ class AccumulationGraphs:
     Attributes:
         gradients: the types of the gradients that the update reads, by name.
         averaging: updates their means.
-        update: the update from the values of the gradients, which are inputs.
-        counters: the part of the update with the buffers that change with each batch; None if there are none.
+        update: the update from the values of the gradients, and of `written`, which are inputs.
+        counters: from the state, the next values of what changes with each batch and depends on neither the batch nor
+            the gradients; None if nothing does.
+        written: the types of those of them that the update reads, by the names of its inputs.
     """
 
     gradients: Mapping[str, TensorType]
     averaging: Averaging
     update: onnx.ModelProto
     counters: onnx.ModelProto | None
+    written: Mapping[str, TensorType]
 
     @classmethod
     def of(cls, model: onnx.ModelProto, checks: Checks, check_finite: str = "") -> AccumulationGraphs:
@@ -274,7 +292,8 @@ class AccumulationGraphs:
             value.own: value.tensor for value in local.exchanged if value.own in read and value.own.startswith(GRADIENT)
         }
         averaging = _averaging(local.model, gradients, checks.of_part(local.model), check_finite)
-        return cls(gradients, averaging, parts.shared, _counters(model, parts.shared, gradients))
+        counters, update, written = _counted(model, parts.shared, gradients)
+        return cls(gradients, averaging, update, counters, written)
 
 
 def _averaging(
@@ -353,23 +372,48 @@ def _averaging(
     return averaging
 
 
-def _counters(
-    model: onnx.ModelProto, update: onnx.ModelProto, gradients: Mapping[str, TensorType]
-) -> onnx.ModelProto | None:
-    """The part of an update with the state that changes with each batch; None if empty.
+def _counted(
+    model: onnx.ModelProto, shared: onnx.ModelProto, gradients: Collection[str]
+) -> tuple[onnx.ModelProto | None, onnx.ModelProto, dict[str, TensorType]]:
+    """The parts of an update, as AccumulationGraphs has them: `counters`, `update` and `written`.
 
-    These are the buffers, such as `num_batches_tracked`, and the parameters, such as those of a momentum encoder, that
-    depend on no gradient, and that the rest of the update does not read.
+    A buffer is the update's own, which changes with each step, if the update reads the value that it had before.
+
+    Args:
+        model: the step.
+        shared: its part with all that does not depend on the batch but by gradients.
+        gradients: their names.
     """
-    state = {NEXT + name for name in Step.of(model).names(InputRole.BUFFER, InputRole.PARAMETER)}
-    found = state - following(update.graph, gradients)
+    types = Step.of(model).state(model)
+    of_model = Step.of(model).names(InputRole.BUFFER, InputRole.PARAMETER)
+    later = following(shared.graph, gradients)
+    made = {name for node in shared.graph.node for name in node.output} - later
+    # What the loss writes, without the optimizer's update of it.
+    ends = {name: NEXT + name if NEXT + name in made else WRITTEN + name for name in of_model}
+    ends = {name: end for name, end in ends.items() if end in made}
     while True:
-        chosen = [value for value in update.graph.output if value.name in found]
-        others = [value for value in update.graph.output if value.name not in found]
-        read = {NEXT + value.name for value in part(update, update.graph.input, others).graph.input}
-        if read.isdisjoint(found):
-            return part(update, update.graph.input, chosen) if chosen else None
-        found -= read
+        given = {prefix + name: types[name] for name in ends for prefix in (WRITTEN, NEXT) if prefix + name in made}
+        inputs = [*shared.graph.input, *(value_info(name, tensor) for name, tensor in given.items())]
+        updated = part(shared, inputs, [value for value in shared.graph.output if value.name in later])
+        own = ends.keys() & {value.name for value in updated.graph.input}
+        if not own:
+            break
+        ends = {name: end for name, end in ends.items() if name not in own}
+    if not ends:
+        return None, shared, {}
+    counters = part(shared, shared.graph.input, [value_info(end, types[name]) for name, end in ends.items()])
+    for value, (name, end) in zip(counters.graph.output, ends.items(), strict=True):
+        if end != NEXT + name:
+            counters.graph.node.append(helper.make_node("Identity", [end], [NEXT + name]))
+            value.name = NEXT + name
+    update = part(shared, inputs, [value for value in shared.graph.output if value.name not in given])
+    read = {value.name for value in update.graph.input}
+    return counters, update, {name: tensor for name, tensor in given.items() if name in read}
+
+
+def _of_state(name: str) -> str:
+    """The input of the state of which a value is the next one, or what the loss writes to it."""
+    return name.removeprefix(WRITTEN if name.startswith(WRITTEN) else NEXT)
 
 
 def _wide(tensor: TensorType) -> TensorType:

@@ -37,15 +37,23 @@ def normalized() -> nn.Module:
 
 
 class Following(nn.Module):
-    """A network with a momentum encoder, which it follows, in front of batch norm with cumulative averages."""
+    """A network with a momentum encoder, which it follows, in front of batch norm with cumulative averages.
+
+    The trained weight of the last layer is scaled down before each batch, by a factor that depends on a count of them.
+    """
+
+    count: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.target = nn.Linear(6, 8, bias=False), nn.Linear(6, 8, bias=False).requires_grad_(False)
         self.norm, self.last = nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 3)
+        self.register_buffer("count", torch.ones((), dtype=torch.int32))
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
+            self.last.weight.mul_(1 - 0.2 / self.count)
+            self.count += 1
             self.target.weight.lerp_(self.layer.weight, 0.3)
         result: Tensor = self.last(self.norm(self.layer(x) + self.target(x)).tanh())
         return result

@@ -13,7 +13,7 @@ from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.lowering.lower import lowered
 from onnx_ops.torch.lowering.translation import check_translations, registry, translated
 from onnx_ops.torch.operators.barriers import lower_barriers
-from onnx_ops.torch.operators.gradient_marks import take_out_marks
+from onnx_ops.torch.operators.marks import take_out_marks
 from onnx_ops.torch.rewriting.simplifying import simplify
 from onnx_ops.torch.tracing.explanations import Locations, explained
 from onnx_ops.torch.tracing.sizes import size_oblivious

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
-from onnx_ops.torch.operators.gradient_marks import gradient
+from onnx_ops.torch.operators.marks import marked
 from onnx_ops.torch.optimizers.plan import Plan, clipped
 from onnx_ops.torch.steps.averaging import Averaging
 from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.loss_scaling import LossScaling, all_finite
 from onnx_ops.torch.tracing.trace import Tensors
+from onnx_ops.training.accumulation import WRITTEN
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,10 @@ class Update:
             outputs: of forward and backward pass.
             seen: about the run that computed them.
         """
-        found = {name: gradient(outputs[GRADIENT + name], name) for name in seen.used}
+        found = {name: marked(outputs[GRADIENT + name], GRADIENT + name) for name in seen.used}
         outputs = outputs | {GRADIENT + name: tensor for name, tensor in found.items()}
         found = {member.name: found[member.name] for member in self.plan.members}
-        before = given | {name: outputs[NEXT + name] for name in seen.changed}
+        before = given | {name: marked(outputs[NEXT + name], WRITTEN + name) for name in seen.changed}
         finite = None if self.scaling is None else all_finite(found.values())
         if self.clip_grad_norm is not None:
             found = clipped(found, self.clip_grad_norm)

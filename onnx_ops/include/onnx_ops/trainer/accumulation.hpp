@@ -18,6 +18,9 @@
 
 namespace onnx_ops::detail {
 
+/// Prefix of a value that is what the loss writes to a parameter or buffer, and the update reads.
+constexpr const char *WRITTEN = "written.";
+
 /// The graphs of a step for the accumulation of gradients, and what they are run with.
 struct AccumulationParts {
   const Prepared *averaging, *update;
@@ -46,6 +49,15 @@ class Accumulation {
       if (own.type != mean->tensor.type()) rounded_.emplace_back(tensor_of_type(own), mean);
       averages.set(gradient, own.type == mean->tensor.type() ? mean : rounded_.back().first);
     }
+    for (const auto &[name, type] : update.inputs) {
+      if (parts.record->roles.has(name)) continue;
+      for (const char *prefix : {WRITTEN, NEXT}) {
+        if (!starts_with(name, prefix)) continue;
+        loss_written_.emplace_back(name.substr(std::strlen(prefix)), tensor_of_type(type));
+        averages.set(name, loss_written_.back().second);
+        break;
+      }
+    }
     given.set(parts.averaging->names.at("samples"), samples_);
     StateSet written = conditions_ = Checks{"", parts.checks.conditions}.tensors(graph);
     for (const auto &[name, tensor] : given) written.set(next_name(name), tensor);
@@ -65,7 +77,10 @@ class Accumulation {
     }
     for (std::size_t turn : {0, 1}) inputs_[turn] = joined_sets(parts.sets[turn], given);
     averaging_ = session(graph);
-    if (parts.counters) counters_ = session(parts.counters->graph);
+    if (parts.counters) {
+      counters_ = session(parts.counters->graph);
+      for (const auto &entry : parts.counters->graph.outputs) counted_state_.push_back(entry.first.substr(std::strlen(NEXT)));
+    }
     std::array<StateSet, 2> read = {joined_sets(parts.sets[0], averages), joined_sets(parts.sets[1], averages)};
     const std::string *passed = parts.update->names.find("passed");
     update_ = std::make_unique<UpdateSession>(session(update), update, passed ? *passed : "", read, parts.written,
@@ -79,9 +94,7 @@ class Accumulation {
   /// Adds the gradients of a batch, and changes the buffers; returns the reported outputs that do not depend on the gradients.
   Tensors add(std::size_t turn, const Tensors &batch) {
     Tensors changed, found = added(turn, batch, changed);
-    if (counters_) {
-      for (const auto &[name, tensor] : counters_->run(parts_.sets[turn], {})) changed.set(name.substr(std::strlen(NEXT)), tensor);
-    }
+    count(turn, changed);
     write(changed, parts_.sets[turn]);
     return found;
   }
@@ -89,24 +102,32 @@ class Accumulation {
   /// Computes the update from the mean of the gradients, and forgets them; `batch` is a last one, null for no further one.
   Tensors update(std::size_t turn, const Tensors *batch) {
     Tensors changed, found;
-    if (batch) found = added(turn, *batch, changed);
-    for (const std::string &name : buffers_) {
-      if (!changed.has(name)) changed.set(name, parts_.sets[turn].at(name)->tensor);
+    if (batch) {
+      found = added(turn, *batch, changed);
+      count(turn, changed);
+    } else {
+      for (const std::string &name : buffers_) changed.set(name, parts_.sets[turn].at(name)->tensor);
+      for (const std::string &name : counted_state_) changed.set(name, parts_.sets[turn].at(name)->tensor);
     }
-    if (!batch && counters_) {  // the update changes what each batch changes, and there is no further one
-      for (const auto &entry : parts_.counters->graph.outputs) {
-        const std::string name = entry.first.substr(std::strlen(NEXT));
-        changed.set(name, parts_.sets[turn].at(name)->tensor.clone());
-      }
-    }
+    for (const auto &[name, tensor] : loss_written_) Source::of(changed.at(name)).read_into(tensor->tensor.memory());
     for (const auto &[rounded, mean] : rounded_) round_into(rounded->tensor, mean->tensor);
     for (const auto &[name, tensor] : update_->run(turn, {})) found.set(name, tensor);
     batches_ = 0;
-    write(changed, parts_.sets[1 - turn]);
+    Tensors replaced;
+    for (const auto &[name, tensor] : changed) {
+      if (!parts_.update->graph.outputs.has(next_name(name))) replaced.set(name, tensor);
+    }
+    write(replaced, parts_.sets[1 - turn]);
     return found;
   }
 
  private:
+  /// Adds the next values of what each batch changes that do not depend on it to `changed`.
+  void count(std::size_t turn, Tensors &changed) const {
+    if (!counters_) return;
+    for (const auto &[name, tensor] : counters_->run(parts_.sets[turn], {})) changed.set(name.substr(std::strlen(NEXT)), tensor);
+  }
+
   static void write(const Tensors &changed, const StateSet &set) {
     for (const auto &[name, tensor] : changed) Source::of(tensor).read_into(set.at(name)->tensor.memory());
   }
@@ -150,7 +171,8 @@ class Accumulation {
   std::string seed_name_;
   StateSet conditions_;
   std::array<StateSet, 2> inputs_, written_;
-  std::vector<std::string> buffers_;
+  std::vector<std::pair<std::string, std::shared_ptr<StateTensor>>> loss_written_;  // by state, for the update that reads it
+  std::vector<std::string> buffers_, counted_state_;
   std::unique_ptr<Session> averaging_, counters_;
   std::unique_ptr<UpdateSession> update_;
   int batches_ = 0;
