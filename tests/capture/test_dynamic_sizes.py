@@ -337,6 +337,15 @@ def test_positions_that_are_counted_down() -> None:
     compared(nn.Linear(3, 2), loss, [(3, 5, 3), (2, 9, 3)], Dim("B"), Dim("T"))
 
 
+def test_positions_between_integers_and_floating_numbers() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        first = torch.arange(0.0, x.shape[0]) + torch.arange(-x.shape[0], 0.0)
+        even = torch.arange(0, 2 * x.shape[0], 2.0, dtype=torch.int32)
+        return (model(x) * (first * even)[:, None] * torch.arange(-1, 2.0)).square().mean()
+
+    compared(nn.Linear(3, 3), loss, [(3, 3), (1, 3), (6, 3)], Dim("B"))
+
+
 def test_take_along_dim() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         y = model(x)

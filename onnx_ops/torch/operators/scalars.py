@@ -102,13 +102,32 @@ def _full(size: Sequence[int | Value], fill_value: float | Value, dtype: int = -
     return (core.aten_full.func if dtype == -1 else _exactly(core.aten_full))(size, fill_value, dtype=dtype)
 
 
+@decomposes(aten.arange.default)
+def _arange_to(end: float, **options: Any) -> Any:
+    return _arange(0, end, **options) if isinstance(end, float) else NotImplemented
+
+
+@decomposes(aten.arange.start)
+def _arange_from(start: float, end: float, **options: Any) -> Any:
+    return _arange(start, end, **options) if isinstance(start, float) or isinstance(end, float) else NotImplemented
+
+
 @decomposes(aten.arange.start_step)
 def _arange(start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **others: Any) -> Any:
-    """PyTorch counts and multiplies in float64; torch.onnx in float32, which may even give one number more."""
+    """PyTorch counts and multiplies in float64; torch.onnx in float32, which may even give one number more.
+
+    Whole numbers of both kinds, as in arange(0.0, len(x)), are counted as integers.
+    """
     numbers = start, end, step
+    has_floats = any(isinstance(number, float) for number in numbers)
     if dtype is None:
-        dtype = torch.get_default_dtype() if any(isinstance(number, float) for number in numbers) else torch.int64
-    if not dtype.is_floating_point or any(isinstance(number, torch.SymInt | torch.SymFloat) for number in numbers):
+        dtype = torch.get_default_dtype() if has_floats else torch.int64
+    is_symbolic = any(isinstance(number, torch.SymInt | torch.SymFloat) for number in numbers)
+    if is_symbolic and has_floats:
+        whole = [int(n) if isinstance(n, float) and n.is_integer() else n for n in numbers]
+        if all(isinstance(n, int | torch.SymInt) for n in whole):
+            return torch.arange(*whole, dtype=torch.int64).to(dtype)
+    if is_symbolic or not dtype.is_floating_point:
         return NotImplemented
     places = torch.arange(math.ceil((end - start) / step), dtype=torch.int64)
     return (places.to(torch.float64) * step + start).to(dtype)
