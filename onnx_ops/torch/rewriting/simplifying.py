@@ -22,6 +22,7 @@ from onnx_ops.torch.rewriting.attention_layouts import read_heads_in_place
 from onnx_ops.torch.rewriting.expanding import delay_expands
 from onnx_ops.torch.rewriting.gelus import gelus_by_op
 from onnx_ops.torch.rewriting.grouped_queries import read_grouped_keys
+from onnx_ops.torch.rewriting.integers import widen_integers
 from onnx_ops.torch.rewriting.joining import join_pads
 from onnx_ops.torch.rewriting.known_shapes import remove_reshapes_to_own_shape
 from onnx_ops.torch.rewriting.narrow_tensors import flatten_narrow
@@ -87,6 +88,7 @@ def simplify(model: ir.Model) -> None:
     read_grouped_keys(model)
     read_heads_in_place(model)
     _rewrite_nodes(model)
+    widen_integers(model)
     common.RemoveUnusedNodesPass()(model)
     _omit_unused_outputs(model)
     _prevent_scale_fusion(model.graph)
