@@ -346,6 +346,34 @@ def test_positions_between_integers_and_floating_numbers() -> None:
     compared(nn.Linear(3, 3), loss, [(3, 3), (1, 3), (6, 3)], Dim("B"))
 
 
+@pytest.mark.parametrize(
+    ("function", "least"),
+    [
+        (lambda y: y.square().sum(1), 0),
+        (lambda y: y.diff(dim=1).sum(1), 1),  # whose gradient has the size -1 in a graph
+        (lambda y: F.interpolate(y.mT, scale_factor=2).mean(2), 1),  # PyTorch takes no line without elements
+    ],
+)
+def test_axes_without_elements(function: Callable[[Tensor], Tensor], least: int) -> None:
+    """They are refused where the graph is not right for them, before the state changes, or PyTorch refuses them."""
+    model = nn.Linear(3, 2)
+    shapes = ({0: Dim("samples"), 1: Dim("time")},)
+    step = training_step(
+        model,
+        lambda m, x: function(m(x)).square().mean(),
+        (torch.randn(2, 4, 3),),
+        torch.optim.SGD(model.parameters(), 0.1),
+        dynamic_shapes=shapes,
+    )
+    trainer = Trainer(step)
+    if least:
+        with pytest.raises(StepError, match="with time >= 1"):
+            trainer.step(x=np.zeros((2, 0, 3), np.float32))
+    else:
+        trainer.step(x=np.zeros((2, 0, 3), np.float32))
+    trainer.step(x=np.ones((2, 1, 3), np.float32))
+
+
 def test_take_along_dim() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         y = model(x)

@@ -8,7 +8,7 @@ import torch
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.tracing.trace import Dynamic, Traced
-from onnx_ops.torch.verification.single import Place, Sizes, refused_at_one
+from onnx_ops.torch.verification.single import Place, Sizes, refused_at_one, refused_at_zero
 from onnx_ops.torch.verification.trials import Trial, batch_norm_refusals
 from onnx_ops.torch.verification.verify import Verification
 from onnx_ops.training.step import Bounds
@@ -53,8 +53,12 @@ def step_bounds(
             normalized.update((name, axis) for name, axes in sizes.items() for axis in axes)
         return None if trial is None else True
 
+    empty = {names[place] for place in traced.never_empty if place in names}
+    if verification is not None:
+        allowed = {name for name in names.values() if name not in empty and given.get(name, Bounds()).min == 0}
+        empty |= refused_at_zero(traced.dynamic, names, is_right, allowed)
     small = refused_at_one(traced.dynamic, traced.decided_at_one, names, is_right, all_of_them=verification is not None)
-    least = {names[place]: 1 for place in traced.never_empty if place in names} | dict.fromkeys(small, 2)
+    least = dict.fromkeys(empty, 1) | dict.fromkeys(small, 2)
     normalized -= {place for places in traced.decided_at_one for place in places}
     # Workers that share batch norm take batches of one sample.
     shared = small & {names[place] for place in normalized if place in names}

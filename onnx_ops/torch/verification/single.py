@@ -64,6 +64,26 @@ def refused_at_one(
     return refused
 
 
+def refused_at_zero(
+    dynamic: Dynamic, names: Mapping[Place, str], is_right: Callable[[Sizes], bool | None], allowed: Collection[str]
+) -> set[str]:
+    """The names of dynamic dimensions whose size 0 a graph is not right for, or PyTorch refuses.
+
+    Args:
+        dynamic, names, is_right: as for `refused_at_one`.
+        allowed: the names of the dimensions that may have no elements.
+    """
+    places = {(name, axis): dim for name, axes in dynamic.items() for axis, dim in axes.items()}
+    roots = {place: name for place, name in names.items() if not hasattr(places.get(place), "root")}
+
+    def refuses(name: str) -> bool:
+        right = is_right(_with_size(0, places, roots, [name]))
+        # PyTorch may refuse the values that arguments of another size have.
+        return is_right(_with_size(2, places, roots, [name])) is not None if right is None else not right
+
+    return {name for name in dict.fromkeys(roots.values()) if name in allowed and refuses(name)}
+
+
 def named_dimensions(graph: ir.Graph) -> dict[Place, str]:
     """The names of the dynamic dimensions of the inputs of a graph."""
     return {
