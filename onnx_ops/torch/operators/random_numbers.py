@@ -190,7 +190,7 @@ def _geometric_(random: Generator, input: Tensor, p: float, **rest: Any) -> Tens
 @draws(aten.multinomial.default)
 def _multinomial(random: Generator, input: Tensor, num_samples: int, replacement: bool = False, **rest: Any) -> Tensor:
     """Without replacement the largest quotients of weights and exponential numbers (Efraimidis and Spirakis, 2006)."""
-    if replacement and num_samples != 1:
+    if replacement:
         sums = input.double().cumsum(-1)
         numbers = random.uniform((*input.shape[:-1], num_samples), torch.float64) * sums[..., -1:]
         return torch.searchsorted(sums, numbers, right=True).clamp(max=input.shape[-1] - 1)
