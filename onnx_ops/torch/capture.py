@@ -52,7 +52,7 @@ from onnx_ops.torch.tracing.inspections import Inspections
 from onnx_ops.torch.tracing.trace import Tensors, trace
 from onnx_ops.torch.verification.bounds import given_bounds, step_bounds
 from onnx_ops.torch.verification.single import named_dimensions
-from onnx_ops.torch.verification.trials import KEPT, Trial, rerun, resized, trials
+from onnx_ops.torch.verification.trials import INTEGERS, KEPT, Trial, rerun, resized, trials
 from onnx_ops.torch.verification.verify import Verification
 from onnx_ops.training.accumulation import WRITTEN
 from onnx_ops.training.step import Step, summary
@@ -342,7 +342,9 @@ def _attempted(
             compared = _verify(verification, steps, more=tried)
 
     names_of_dimensions = named_dimensions(exported.graph)
-    bounds = step_bounds(record.bounds, traced, names_of_dimensions, trial_at, verification if tried else None)
+    integers = [name for name, tensor in joint.arguments.items() if tensor.dtype in INTEGERS]
+    sizes_of = verification if tried else None
+    bounds = step_bounds(record.bounds, traced, names_of_dimensions, integers, trial_at, sizes_of)
     record = dataclasses.replace(record, bounds=bounds)
     if options.check:
         progress.ended("comparison with PyTorch")

@@ -374,6 +374,17 @@ def test_axes_without_elements(function: Callable[[Tensor], Tensor], least: int)
     trainer.step(x=np.ones((2, 1, 3), np.float32))
 
 
+def test_draws_of_as_many_numbers_as_samples() -> None:
+    """By one algorithm for all numbers of them, so that 1 is one of the sizes that a step takes."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        drawn = torch.multinomial(torch.ones(3), len(x), replacement=True)
+        return model(x).gather(1, drawn[:, None]).mean()
+
+    capture = gradients(nn.Linear(4, 3), loss, (torch.randn(3, 4),), dynamic_shapes=({0: Dim("N")},))
+    Trainer(capture).step(x=np.ones((1, 4), np.float32))
+
+
 def test_take_along_dim() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         y = model(x)

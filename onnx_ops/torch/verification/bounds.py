@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 
@@ -25,6 +25,7 @@ def step_bounds(
     given: Mapping[str, Bounds],
     traced: Traced,
     names: Mapping[Place, str],
+    integers: Collection[str],
     trial_at: Callable[[Sizes], Trial | None],
     verification: Verification | None,
 ) -> dict[str, Bounds]:
@@ -34,6 +35,7 @@ def step_bounds(
         given: those of `given_bounds`.
         traced: the trace of the step.
         names: of the dynamic dimensions in the graph.
+        integers: the inputs of integers.
         trial_at: makes a step of PyTorch at other sizes; None if PyTorch refuses them.
         verification: compares such steps with the graph; None if sizes are not tried.
     """
@@ -46,7 +48,7 @@ def step_bounds(
             with batch_norm_refusals() as refusals:
                 trial = trial_at(sizes)
             if trial is not None:
-                verification.step(trial)
+                verification.compare_outputs(trial)
         except CaptureError:
             return False
         if refusals:
@@ -56,7 +58,7 @@ def step_bounds(
     empty = {names[place] for place in traced.never_empty if place in names}
     if verification is not None:
         allowed = {name for name in names.values() if name not in empty and given.get(name, Bounds()).min == 0}
-        empty |= refused_at_zero(traced.dynamic, names, is_right, allowed)
+        empty |= refused_at_zero(traced.dynamic, names, is_right, allowed, integers)
     small = refused_at_one(traced.dynamic, traced.decided_at_one, names, is_right, all_of_them=verification is not None)
     least = dict.fromkeys(empty, 1) | dict.fromkeys(small, 2)
     normalized -= {place for places in traced.decided_at_one for place in places}

@@ -65,23 +65,35 @@ def refused_at_one(
 
 
 def refused_at_zero(
-    dynamic: Dynamic, names: Mapping[Place, str], is_right: Callable[[Sizes], bool | None], allowed: Collection[str]
+    dynamic: Dynamic,
+    names: Mapping[Place, str],
+    is_right: Callable[[Sizes], bool | None],
+    allowed: Collection[str],
+    integers: Collection[str],
 ) -> set[str]:
     """The names of dynamic dimensions whose size 0 a graph is not right for, or PyTorch refuses.
+
+    That of the samples is not tried, as a step takes at least one, nor are others where an input of integers keeps its
+    elements: some kernels of PyTorch, as those of nn.EmbeddingBag, read with them where there are none.
 
     Args:
         dynamic, names, is_right: as for `refused_at_one`.
         allowed: the names of the dimensions that may have no elements.
+        integers: the inputs of integers.
     """
     places = {(name, axis): dim for name, axes in dynamic.items() for axis, dim in axes.items()}
     roots = {place: name for place, name in names.items() if not hasattr(places.get(place), "root")}
+    first = {name for (_, axis), name in names.items() if not axis}
+    samples = first if len(first) == 1 else set()
+    emptied = [{name for (own, _), name in roots.items() if own == each} for each in integers]
+    tried = set(allowed).difference(samples).intersection(*emptied)
 
     def refuses(name: str) -> bool:
         right = is_right(_with_size(0, places, roots, [name]))
         # PyTorch may refuse the values that arguments of another size have.
         return is_right(_with_size(2, places, roots, [name])) is not None if right is None else not right
 
-    return {name for name in dict.fromkeys(roots.values()) if name in allowed and refuses(name)}
+    return {name for name in dict.fromkeys(roots.values()) if name in tried and refuses(name)}
 
 
 def named_dimensions(graph: ir.Graph) -> dict[Place, str]:
