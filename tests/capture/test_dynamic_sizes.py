@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import logging
+import logging.handlers
 import math
 import sys
 import types
@@ -383,6 +385,21 @@ def test_draws_of_as_many_numbers_as_samples() -> None:
 
     capture = gradients(nn.Linear(4, 3), loss, (torch.randn(3, 4),), dynamic_shapes=({0: Dim("N")},))
     Trainer(capture).step(x=np.ones((1, 4), np.float32))
+
+
+def test_sizes_that_are_tried_are_not_logged() -> None:
+    """As sizes of a signal that its padding is too large for; PyTorch logs the tracebacks of its errors."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.stft(model(x[..., None])[..., 0], 8, return_complex=True).abs().mean()
+
+    logger, kept = logging.getLogger(FakeTensorMode.__module__), logging.handlers.BufferingHandler(100)
+    logger.addHandler(kept)
+    try:
+        gradients(nn.Linear(1, 1), loss, (torch.randn(2, 16),), dynamic_shapes=({0: Dim("B"), 1: Dim("T")},))
+    finally:
+        logger.removeHandler(kept)
+    assert not kept.buffer
 
 
 def test_take_along_dim() -> None:

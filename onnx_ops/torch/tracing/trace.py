@@ -425,7 +425,7 @@ def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> 
             size_oblivious(),
             _without_anomaly_detection(),
             _without_profiles(),
-            without_logs(ShapeEnv.__module__),
+            without_logs(ShapeEnv.__module__, FakeTensorMode.__module__),
         ):
             fakes = [given.fake for given in inputs]
             unify_sizes(inputs)
