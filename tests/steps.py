@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,13 @@ def step_with_evaluation() -> onnx.ModelProto:
     """A step that carries the graphs for inference and evaluation."""
     bare = bare_step()
     return step_model(bare, start(), inference_graph(), reporting_part(bare))
+
+
+def step_of_batch_norm() -> onnx.ModelProto:
+    """The same with the bounds of a step whose batch norm needs two samples, unless it has other statistics."""
+    model = step_with_evaluation()
+    dataclasses.replace(Step.of(model), bounds={"N": Bounds(2, None, 1)}).write_into(model)
+    return model
 
 
 def _model(graph: onnx.GraphProto) -> onnx.ModelProto:

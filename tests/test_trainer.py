@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import functools
 import gc
 import pickle
 import platform
@@ -707,6 +708,18 @@ def test_step_without_inference_graph_trains_but_cannot_be_exported(tmp_path: Pa
     with pytest.raises(StepError, match="the step has no inference graph"):
         trainer.export(tmp_path / "trained.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_one_sample_in_evaluation_mode_where_the_statistics_of_a_batch_need_two() -> None:
+    trainer, batch, pair = Trainer(steps.step_of_batch_norm(), kernel_options()), steps.batch(1), steps.batch(2)
+    plain = Trainer(steps.step_with_evaluation(), kernel_options())
+    for name, array in plain.evaluate(**batch).items():
+        assert_same_bits(trainer.evaluate(**batch)[name], array)
+    assert_same_bits(trainer.predict(x=batch["x"])["probabilities"], plain.predict(x=batch["x"])["probabilities"])
+    for refused in (trainer.step, trainer.accumulate, functools.partial(trainer.evaluate, "train")):
+        with pytest.raises(StepError, match=r"^'x' is float32 \(1, 3\), expected float32 \(N, 3\) with N >= 2$"):
+            refused(**batch)
+        refused(**pair)
 
 
 # --- machines ---------------------------------------------------------------------------------------------------------

@@ -432,6 +432,15 @@ def test_indices_and_sizes_out_of_range(tmp_path: Path) -> None:
     assert len(messages) == 6, messages  # of bounds, of each range, and none
 
 
+def test_one_sample_where_the_statistics_of_a_batch_need_two(tmp_path: Path) -> None:
+    here, there = both(steps.step_of_batch_norm(), tmp_path)
+    batch = steps.batch(1)
+    assert_same(there.evaluate(**batch), here.evaluate(**batch))
+    assert_same(there.predict(x=batch["x"]), here.predict(x=batch["x"]))
+    assert refused(lambda: here.evaluate("train", **batch), lambda: there.evaluate("train", **batch))
+    assert refused(lambda: here.step(**batch), lambda: there.step(**batch))
+
+
 def test_sizes_that_are_no_multiple(tmp_path: Path) -> None:
     here, there = both(steps.multiples_step(), tmp_path)
     messages = [
@@ -650,6 +659,7 @@ def test_files_that_are_no_steps(tmp_path: Path) -> None:
             {"bounds": 5},
             {"bounds": {"N": {"min": 3, "max": 2}}},
             {"bounds": {"N": {"min": None, "max": [1.5, True, "a'b"]}}},
+            {"bounds": {"N": {"min": 2, "max": None, "worker_min": 3}}},
             {"ranges": {}},
             {"ranges": [{"input": "x", "low": 0}]},
             {"ranges": [{"input": "x", "low": 0, "high": 1.5}]},

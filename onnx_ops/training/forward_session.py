@@ -16,7 +16,7 @@ from onnx_ops.training.condition_parts import ConditionParts
 from onnx_ops.training.conditions import check_conditions
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.state import StatePart
-from onnx_ops.training.step import Step
+from onnx_ops.training.step import Bounds, Step
 from onnx_ops.training.step_runner import MakeSession, reported_dtypes
 
 
@@ -25,7 +25,8 @@ class ForwardSession:
 
     Args:
         model: the graph.
-        step: the metadata of the step, whose bounds and ranges of indices hold for inputs of the same names.
+        step: the metadata of the step, whose ranges of indices hold for inputs of the same names.
+        bounds: sizes that named dimensions may have.
         state: the state of the step.
         session: makes the session.
         counted: the input, and its axis, whose size is the number of samples, of which there must be one; None for a
@@ -36,6 +37,7 @@ class ForwardSession:
         self,
         model: onnx.ModelProto,
         step: Step,
+        bounds: Mapping[str, Bounds],
         state: StatePart,
         session: MakeSession,
         counted: tuple[str, int] | None = None,
@@ -44,7 +46,7 @@ class ForwardSession:
         inputs = {name: tensor for name, tensor in declared_types(model.graph.input).items() if name not in step.roles}
         ranges = [found for found in step.ranges if found.input in inputs]
         known = counted if counted is not None and counted[0] in inputs else None
-        self._batches = Batches(inputs, step.bounds, ranges, known, may_be_empty=False)
+        self._batches = Batches(inputs, bounds, ranges, known, may_be_empty=False)
         self._bound = BoundSession(session(model), state.sets, [{}, {}], reported_dtypes(model))
         self._parts = ConditionParts(model, step.conditions, session, state.sets)
 

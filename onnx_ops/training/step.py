@@ -50,15 +50,16 @@ class Bounds(NamedTuple):
 
     Attributes:
         min, max: the ends; None if there is no largest size.
-        worker_min: the least size of the batch of one of several workers that share batch norm, where that is less.
+        worker_min: the least size where batch norm has other statistics than those of the batch, if that is less: of
+            the batch of one of several workers that share batch norm, and in evaluation mode.
     """
 
     min: int = 0
     max: int | None = None
     worker_min: int | None = None
 
-    def of_worker(self) -> Bounds:
-        """The bounds of the batch of one of several workers that share batch norm."""
+    def of_other_statistics(self) -> Bounds:
+        """The bounds where batch norm has other statistics than those of the batch."""
         return self if self.worker_min is None else Bounds(self.worker_min, self.max)
 
     def hold(self, size: int) -> bool:

@@ -144,7 +144,7 @@ class Trainer(TrainerState):
             record = Step.of(model)
             part, inputs = StatePart(self._state, names[name], changing[name]), record.batch(model)
             counted = counted_axis(inputs, batch_dimension, required=communicator is not None)
-            bounds = {d: b.of_worker() if synchronize_batch_norm else b for d, b in record.bounds.items()}
+            bounds = {d: b.of_other_statistics() if synchronize_batch_norm else b for d, b in record.bounds.items()}
             batches = Batches(inputs, bounds, record.ranges, counted, may_be_empty=communicator is not None)
             finite = check_finite and GRAD_SCALE not in record.roles
             runner: StepRunner

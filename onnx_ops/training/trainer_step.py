@@ -143,5 +143,8 @@ class TrainerStep:
         if graph not in self._forward:
             model = reporting_part(self.model) if graph == "train" else carried_model(self.model, graph)
             counted = None if graph == INFERENCE else self._batches.counted
-            self._forward[graph] = ForwardSession(model, self._record, self._state, self._session, counted)
+            bounds = self._record.bounds
+            if graph != "train":
+                bounds = {dimension: own.of_other_statistics() for dimension, own in bounds.items()}
+            self._forward[graph] = ForwardSession(model, self._record, bounds, self._state, self._session, counted)
         return self._forward[graph]

@@ -214,6 +214,15 @@ def test_evaluation(node: Node, trainer: Trainer) -> None:
 # --- seeds and refusals -----------------------------------------------------------------------------------------------
 
 
+def test_one_sample_where_the_statistics_of_a_batch_need_two(node: Node) -> None:
+    trainer, batch = Trainer(node, steps.step_of_batch_norm().SerializeToString()), steps.batch(1)
+    assert np.isfinite(trainer.evaluate(**batch)["loss"])
+    assert trainer.infer(x=batch["x"])["probabilities"].shape == (1, steps.CLASSES)
+    for refused in (trainer.step, functools.partial(trainer.evaluate, "train")):
+        with pytest.raises(WebError, match=r"expected float32 \(N, 3\) with N >= 2"):
+            refused(**batch)
+
+
 def test_seed(node: Node, trainer: Trainer) -> None:
     assert trainer.seed == 7
     trainer.step(**steps.batch())

@@ -12,7 +12,7 @@ const ROLES = [PARAMETER, BUFFER, OPTIMIZER, SEED, SETTING];
  * @returns {{
  *   roles: Object<string, string>,
  *   tied: Object<string, string>,
- *   bounds: Object<string, {min: number, max: ?number}>,
+ *   bounds: Object<string, {min: number, max: ?number, worker_min: (number|undefined)}>,
  *   ranges: {input: string, low: number, high: number, ignored: ?number, cuts: ?number[][]}[],
  *   conditions: {line: string, code: string, numbers: {place: number, kind: string, captured: string}[], expected: string}[],
  * }} The role of each input of the state; other names of tied parameters and buffers; the sizes that named dimensions of
@@ -62,8 +62,14 @@ export function recordOf(model) {
   return { roles, tied, bounds, ranges, conditions };
 }
 
+/** The bounds where batch norm has other statistics than those of the batch, as in evaluation mode. */
+export function boundsOfOtherStatistics({ min, max, worker_min }) {
+  return { min: worker_min ?? min, max };
+}
+
 function isBounds(bounds) {
-  return Number.isInteger(bounds?.min) && (bounds.max === null || Number.isInteger(bounds.max));
+  const isSize = (size) => (size ?? null) === null || Number.isInteger(size);
+  return Number.isInteger(bounds?.min) && isSize(bounds.max) && isSize(bounds.worker_min);
 }
 
 function isRange({ input, low, high, ignored = 0, cuts = [] }) {

@@ -19,6 +19,7 @@ import {
 } from "./format.js";
 import { filtered, mapped } from "./objects.js";
 import { checkRanges } from "./ranges.js";
+import { boundsOfOtherStatistics } from "./record.js";
 import { openStep } from "./step_file.js";
 import { bytesOfTensor, checkTensors, ownData } from "./tensors.js";
 import { checkWebgpu, checkedRun, hasWebgpu } from "./webgpu.js";
@@ -235,8 +236,8 @@ export class Trainer {
     return Object.freeze(filtered(types, (name) => !Object.hasOwn(this.#step.record.roles, name)));
   }
 
-  async #checkBatch(what, types, batch) {
-    const { bounds, ranges } = this.#step.record;
+  async #checkBatch(what, types, batch, bounds = this.#step.record.bounds) {
+    const { ranges } = this.#step.record;
     checkTensors(what, types, batch, bounds);
     const own = ranges.filter(({ input }) => Object.hasOwn(types, input));
     const parts = own.map(async ({ input }) => [input, { data: await batch[input].getData(), dims: batch[input].dims }]);
@@ -265,7 +266,8 @@ export class Trainer {
   async #forward(name, what, inputs) {
     const { model, inputs: types } = this.#graph(name);
     return this.#alone(async () => {
-      await this.#checkBatch(what, this.#ownInputs(types), inputs);
+      const bounds = mapped(this.#step.record.bounds, (_, one) => boundsOfOtherStatistics(one));
+      await this.#checkBatch(what, this.#ownInputs(types), inputs, bounds);
       this.#graphs[name] ??= await this.#ort.InferenceSession.create(model, this.#options);
       const taken = filtered(this.#state, (one) => Object.hasOwn(types, one));
       const found = await this.#run(this.#graphs[name], { ...taken, ...inputs });

@@ -88,7 +88,7 @@ struct Batches {
   Counted counted;
 
   Batches() = default;
-  Batches(const Named<TensorType> &all, const Record &record, const Counted &samples) : bounds(record.bounds) {
+  Batches(const Named<TensorType> &all, const Record &record, const Named<Bounds> &sizes, const Counted &samples) : bounds(sizes) {
     for (const auto &[name, type] : all) {
       if (!record.roles.has(name)) inputs.set(name, type);
     }

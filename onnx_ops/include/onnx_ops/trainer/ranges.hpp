@@ -16,7 +16,9 @@ namespace onnx_ops::detail {
 struct Bounds {
   std::int64_t min = 0;
   std::optional<std::int64_t> max;
+  std::optional<std::int64_t> worker_min;  // the least size where batch norm has other statistics than those of the batch
 
+  Bounds of_other_statistics() const { return {worker_min.value_or(min), max, std::nullopt}; }
   bool hold(std::int64_t size) const { return min <= size && (!max || size <= *max); }
   std::string text() const {
     return max ? "from " + std::to_string(min) + " to " + std::to_string(*max) : ">= " + std::to_string(min);

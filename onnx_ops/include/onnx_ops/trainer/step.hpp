@@ -89,7 +89,7 @@ struct Step {
     for (const auto &[input, in_state] : names) {
       if (step.outputs.has(next_name(input))) written.insert(in_state);
     }
-    batches = Batches(step.inputs, record, std::nullopt);
+    batches = Batches(step.inputs, record, record.bounds, std::nullopt);
     try {
       batches.counted = counted_axis(batches.inputs, batch_dimension);
     } catch (const StepError &) {  // `accumulate` needs it
@@ -175,7 +175,9 @@ struct Step {
     const StateSet own = part_of(state->now(), names);
     if (!forward[number].session) {
       const Graph graph = number == 2 ? reporting_part(step, record) : graph_of(number);
-      forward[number] = {session(graph), Batches(graph.inputs, record, number == 0 ? std::nullopt : batches.counted)};
+      Named<Bounds> bounds;
+      for (const auto &[dimension, sizes] : record.bounds) bounds.set(dimension, number == 2 ? sizes : sizes.of_other_statistics());
+      forward[number] = {session(graph), Batches(graph.inputs, record, bounds, number == 0 ? std::nullopt : batches.counted)};
     }
     forward[number].batches.check(batch);
     return checked_conditions(record.conditions, forward[number].session->run(own, batch));

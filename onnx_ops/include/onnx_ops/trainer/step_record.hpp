@@ -98,10 +98,13 @@ struct Record {
   static bool is_size(const Json *value) { return value && value->is(Json::Kind::integer) && value->integer >= 0; }
 
   static Bounds bounds_of(const std::string &name, const Json &entry) {
-    const Json *min = entry.find("min"), *max = entry.find("max");
+    const Json *min = entry.find("min"), *max = entry.find("max"), *worker_min = entry.find("worker_min");
     const bool open = max && max->is(Json::Kind::null);
-    if (is_size(min) && (open || (is_size(max) && max->integer >= min->integer))) {
-      return {min->integer, open ? std::nullopt : std::optional(max->integer)};
+    const bool alike = !worker_min || worker_min->is(Json::Kind::null);
+    if (is_size(min) && (open || (is_size(max) && max->integer >= min->integer)) &&
+        (alike || (is_size(worker_min) && worker_min->integer <= min->integer))) {
+      return {min->integer, open ? std::nullopt : std::optional(max->integer),
+              alike ? std::nullopt : std::optional(worker_min->integer)};
     }
     throw ValueError("'bounds' has " + json_text(entry) + " for '" + name + "', expected {\"min\": ..., \"max\": ...}");
   }
