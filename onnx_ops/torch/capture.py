@@ -54,7 +54,7 @@ from onnx_ops.torch.verification.bounds import given_bounds, step_bounds
 from onnx_ops.torch.verification.single import named_dimensions
 from onnx_ops.torch.verification.trials import INTEGERS, KEPT, Trial, rerun, resized, trials
 from onnx_ops.torch.verification.verify import Verification
-from onnx_ops.training.accumulation import WRITTEN
+from onnx_ops.training.counters import WRITTEN
 from onnx_ops.training.step import Step, summary
 from onnx_ops.training.step_files import save_step
 

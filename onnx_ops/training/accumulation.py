@@ -13,7 +13,7 @@ reads its last values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +28,12 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.graph.edits import Names
 from onnx_ops.graph.imports import add_import
 from onnx_ops.graph.reading import one_line
-from onnx_ops.graph.slices import following, part
 from onnx_ops.graph.types import declared_types, value_info
 from onnx_ops.linking.attached import restore
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor
 from onnx_ops.training.condition_parts import ConditionParts
+from onnx_ops.training.counters import Counters, counted_parts, name_of_state
 from onnx_ops.training.errors import StepError, UpdateFailedError, refusals_as_step_errors
 from onnx_ops.training.seeds import derived_seed
 from onnx_ops.training.state import StatePart, Version
@@ -44,9 +44,6 @@ from onnx_ops.training.step_runner import (
     UpdateSession,
 )
 from onnx_ops.training.workers.partition import partition
-
-WRITTEN = "written."
-"""Prefix of a value that is what the loss writes to a parameter or buffer, and the update reads."""
 
 
 class Accumulation:
@@ -105,21 +102,10 @@ class Accumulation:
             [written, written],
             {name: numpy_dtype(tensor) for name, tensor in outputs.items()},
         )
-        counters = graphs.counters
+        self._counters = Counters(graphs.counters, state, session)
         outputs_of_update = {value.name for value in graphs.update.graph.output}
-        counted_outputs = [] if counters is None else [value.name for value in counters.graph.output]
-        self._counted_state = [name.removeprefix(NEXT) for name in counted_outputs]
-        self._replaced = [n for n in (*self._buffers, *self._counted_state) if NEXT + n not in outputs_of_update]
-        self._counters = (
-            None
-            if counters is None
-            else BoundSession(
-                session(counters),
-                state.sets,
-                [{}, {}],
-                {name: numpy_dtype(tensor) for name, tensor in declared_types(counters.graph.output).items()},
-            )
-        )
+        self._changing = [*self._buffers, *self._counters.names]
+        self._replaced = [name for name in self._changing if NEXT + name not in outputs_of_update]
 
         # Gradients of 16 bits are rounded once, from their mean.
         self._rounded = {name: _zero(tensor) for name, tensor in gradients.items() if tensor != _wide(tensor)}
@@ -171,13 +157,13 @@ class Accumulation:
         found = {} if arrays is None else self._added(version, arrays)
         now, then = self._state.sets[version.turn], self._state.sets[1 - version.turn]
         if arrays is None:
-            changed = {name: now[name].array for name in (*self._buffers, *self._counted_state)}
+            changed = {name: now[name].array for name in self._changing}
         else:
             changed = self._changed(version, found)
         for name, tensor in self._rounded.items():
             tensor.array[...] = self._means[name].array
         for name, tensor in self._written.items():
-            tensor.array[...] = changed[_of_state(name)]
+            tensor.array[...] = changed[name_of_state(name)]
         batches, self.batches = self.batches, 0  # first, so that an interrupt does not lead to a second update
         try:
             found |= self._updates.run(version.turn, {})
@@ -192,11 +178,7 @@ class Accumulation:
 
     def _changed(self, version: Version, found: Arrays) -> Arrays:
         """The state that a batch changes, by name; its values are taken out of what the batch's run has returned."""
-        changed = {name: found.pop(NEXT + name) for name in self._buffers}
-        if self._counters is not None:
-            counted = self._counters.run(version.turn, {})
-            changed |= {name.removeprefix(NEXT): array for name, array in counted.items()}
-        return changed
+        return {name: found.pop(NEXT + name) for name in self._buffers} | self._counters.next(version)
 
     def _added(self, version: Version, arrays: Arrays) -> Arrays:
         """Add the gradients of a batch: the reported outputs and the next values of buffers, by name."""
@@ -292,8 +274,8 @@ class AccumulationGraphs:
             value.own: value.tensor for value in local.exchanged if value.own in read and value.own.startswith(GRADIENT)
         }
         averaging = _averaging(local.model, gradients, checks.of_part(local.model), check_finite)
-        counters, update, written = _counted(model, parts.shared, gradients)
-        return cls(gradients, averaging, update, counters, written)
+        counted = counted_parts(model, parts.shared, gradients)
+        return cls(gradients, averaging, counted.update, counted.counters, counted.written)
 
 
 def _averaging(
@@ -370,50 +352,6 @@ def _averaging(
     further |= {averaging.checked: number, averaging.value: number}
     graph.output.extend(value_info(name, tensor) for name, tensor in further.items())
     return averaging
-
-
-def _counted(
-    model: onnx.ModelProto, shared: onnx.ModelProto, gradients: Collection[str]
-) -> tuple[onnx.ModelProto | None, onnx.ModelProto, dict[str, TensorType]]:
-    """The parts of an update, as AccumulationGraphs has them: `counters`, `update` and `written`.
-
-    A buffer is the update's own, which changes with each step, if the update reads the value that it had before.
-
-    Args:
-        model: the step.
-        shared: its part with all that does not depend on the batch but by gradients.
-        gradients: their names.
-    """
-    types = Step.of(model).state(model)
-    of_model = Step.of(model).names(InputRole.BUFFER, InputRole.PARAMETER)
-    later = following(shared.graph, gradients)
-    made = {name for node in shared.graph.node for name in node.output} - later
-    # What the loss writes, without the optimizer's update of it.
-    ends = {name: NEXT + name if NEXT + name in made else WRITTEN + name for name in of_model}
-    ends = {name: end for name, end in ends.items() if end in made}
-    while True:
-        given = {prefix + name: types[name] for name in ends for prefix in (WRITTEN, NEXT) if prefix + name in made}
-        inputs = [*shared.graph.input, *(value_info(name, tensor) for name, tensor in given.items())]
-        updated = part(shared, inputs, [value for value in shared.graph.output if value.name in later])
-        own = ends.keys() & {value.name for value in updated.graph.input}
-        if not own:
-            break
-        ends = {name: end for name, end in ends.items() if name not in own}
-    if not ends:
-        return None, shared, {}
-    counters = part(shared, shared.graph.input, [value_info(end, types[name]) for name, end in ends.items()])
-    for value, (name, end) in zip(counters.graph.output, ends.items(), strict=True):
-        if end != NEXT + name:
-            counters.graph.node.append(helper.make_node("Identity", [end], [NEXT + name]))
-            value.name = NEXT + name
-    update = part(shared, inputs, [value for value in shared.graph.output if value.name not in given])
-    read = {value.name for value in update.graph.input}
-    return counters, update, {name: tensor for name, tensor in given.items() if name in read}
-
-
-def _of_state(name: str) -> str:
-    """The input of the state of which a value is the next one, or what the loss writes to it."""
-    return name.removeprefix(WRITTEN if name.startswith(WRITTEN) else NEXT)
 
 
 def _wide(tensor: TensorType) -> TensorType:

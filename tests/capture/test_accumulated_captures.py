@@ -17,6 +17,7 @@ from torch.export import Dim
 from torch.nn import functional
 
 import onnx_ops
+from scripts.trainings.threads import ThreadCommunicator, together
 
 ROWS = {0: Dim("rows")}
 Batch = tuple[Tensor, Tensor]
@@ -161,6 +162,48 @@ def test_state_that_changes_with_each_batch(is_last_in_step: bool, keep_previous
             trainer.step()
         updating.step()
         check_weights(trainer, twin)
+
+
+@pytest.mark.parametrize("numbers", [(3, 2), (2, 2), (1, 3)], ids=str)
+@pytest.mark.parametrize("is_last_in_step", [True, False])
+def test_state_that_changes_with_each_batch_of_workers(is_last_in_step: bool, numbers: tuple[int, int]) -> None:
+    """As often as with the worker that has most batches, and the same on all workers."""
+    torch.manual_seed(0)
+    model = Following().double()
+    model.norm = nn.Identity()
+    model.register_buffer("batches", torch.tensor(0))
+
+    def counting(model: Following, x: Tensor, labels: Tensor) -> Tensor:
+        model.batches += 1
+        return loss(model, x, labels)["loss"]
+
+    twin, steps = copy.deepcopy(model), groups(2)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, 0.1)
+    step = training_step(model, counting, steps[0][0], optimizer, dynamic_shapes=(ROWS, ROWS), inference=False)
+    batch = steps[0][0]
+
+    def work(communicator: ThreadCommunicator) -> dict[str, np.ndarray]:
+        trainer = onnx_ops.Trainer(step, communicator=communicator)
+        for _ in steps:
+            for number in range(numbers[communicator.rank]):
+                last = is_last_in_step and number == numbers[communicator.rank] - 1
+                (trainer.step if last else trainer.accumulate)(**arrays(batch))
+            if not is_last_in_step:
+                trainer.step()
+        return trainer.state_dict()
+
+    # Worker k has batches 0, 1, ..., numbers[k] - 1, between which the momentum encoder changes.
+    updating = torch.optim.SGD([parameter for parameter in twin.parameters() if parameter.requires_grad], 0.1)
+    for _ in steps:
+        updating.zero_grad()
+        for number in range(max(numbers)):
+            share = sum(number < own for own in numbers) / sum(numbers)
+            (counting(twin, *batch) * share).backward()
+        updating.step()
+    for state in together(2, work):
+        for name, expected in twin.state_dict().items():
+            np.testing.assert_allclose(state[name], expected.numpy(), rtol=1e-10, err_msg=name)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

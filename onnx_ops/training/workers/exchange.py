@@ -77,8 +77,9 @@ class _Copied:
 class Exchange:
     """One message of a step, an Allreduce of one array with all values.
 
-    The array starts with the number of samples and the checksum of each worker. It is float32 if all values are means
-    of dtypes other than float64, else float64: statistics of batch norm are few, and all samples depend on them.
+    The array starts with the number of samples, the checksum and the number of batches of each worker. It is float32 if
+    all values are means of dtypes other than float64, else float64: statistics of batch norm are few, and all samples
+    depend on them.
 
     Args:
         communicator: of the workers.
@@ -95,7 +96,7 @@ class Exchange:
         means = all(value.combined is Combined.MEAN for value in values)
         double = not means or any(value.tensor.dtype == TensorProto.DOUBLE for value in values)
         dtype = np.dtype(np.float64 if double else np.float32)
-        begin = end = _aligned(2 * communicator.size, dtype)
+        begin = end = _aligned(3 * communicator.size, dtype)
         elements = []
         for value in sorted(values, key=lambda value: value.combined not in WEIGHTED):
             own = slice(end, end + math.prod(_shape(value.type_of_all(communicator.size))))
@@ -129,13 +130,17 @@ class Exchange:
         if value.combined is Combined.GRADIENT_SUM:
             self._gradient_sums.append(elements)
 
-    def __call__(self, samples: int, checksum: int, failure: Exception | None) -> None:
+    def __call__(self, samples: int, checksum: int, failure: Exception | None, batches: int = 0) -> int:
         """Combine the values of all workers.
 
         Args:
             samples: this worker's number of samples; without any, `own` is ignored.
             checksum: of what must be equal on all workers.
             failure: the exception of this worker's part of the step, if it has failed.
+            batches: number of batches that the samples are of.
+
+        Returns:
+            The largest number of batches of a worker.
 
         Raises:
             WorkerError: another worker has failed or ended; checksums that differ. `failure`, if there is one.
@@ -148,7 +153,7 @@ class Exchange:
             self._sent.array[self._weighted] *= samples
         else:
             self._sent.array[...] = 0
-        counts, checksums = self._exchanged(samples if failure is None else FAILED, checksum)
+        counts, checksums, numbers = self._exchanged(samples if failure is None else FAILED, checksum, batches)
         left = np.flatnonzero(counts == LEFT)
         if left.size:
             forget(self._communicator)
@@ -163,11 +168,12 @@ class Exchange:
         if not total:
             raise StepError("no worker has a sample for this step")
         self._combine(samples, total)
+        return int(numbers.max())
 
     def leave(self) -> None:
         """Tell workers that wait in this exchange that this one ends. All that end take part in the message."""
         self._sent.array[...] = 0
-        self._exchanged(LEFT, 0)
+        self._exchanged(LEFT, 0, 0)
 
     def _combine(self, samples: int, total: int) -> None:
         """Compute the combined values from the sums over the workers."""
@@ -181,14 +187,14 @@ class Exchange:
                 raise StepError(f"all workers count {values.max():.0f} elements, more than {value.of_all.dtype} holds")
             value.of_all[...] = values.reshape(value.of_all.shape)
 
-    def _exchanged(self, count: int, checksum: int) -> tuple[np.ndarray, np.ndarray]:
-        """Do the Allreduce with this worker's count and checksum; returns those of all workers, by rank."""
+    def _exchanged(self, *own: int) -> np.ndarray:
+        """Do the Allreduce with this worker's count, checksum and number of batches: those of all workers, by rank."""
         workers, rank = self._communicator.size, self._communicator.rank
         sent, received = self._sent.array, self._received.array
-        sent[: 2 * workers] = 0
-        sent[rank], sent[workers + rank] = count, checksum
+        sent[: len(own) * workers] = 0
+        sent[rank : len(own) * workers : workers] = own
         self._communicator.Allreduce(sent, received)
-        return received[:workers].copy(), received[workers : 2 * workers].copy()
+        return received[: len(own) * workers].reshape(len(own), workers).copy()
 
 
 _ELEMENTS = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.float64): TensorProto.DOUBLE}

@@ -13,6 +13,7 @@ from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
 from onnx_ops.graph.stored import Source, blocks
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
 from onnx_ops.training.conditions import check_conditions
+from onnx_ops.training.counters import Counters, unread_counters
 from onnx_ops.training.errors import refusals_as_step_errors
 from onnx_ops.training.seeds import derived_seed
 from onnx_ops.training.state import StatePart, Version
@@ -98,6 +99,8 @@ class DistributedStepRunner:
             lambda own: {**own, **combined, **gradients},
             checks.of_part(parts.shared),
         )
+        varying = {value.name for value in parts.shared.graph.input if value.name not in step.roles}
+        self._counters = Counters(unread_counters(model, parts.shared, varying | {*self._buffers}), state, session)
         self._state, self._sets = state, state.sets
         self._local = [
             BoundSession(
@@ -112,13 +115,19 @@ class DistributedStepRunner:
 
     def run(self, version: Version, batch: Callable[[], Arrays]) -> Arrays:
         """Make a step. If it fails on one worker it fails on all of them, so that none waits."""
-        found, _ = self._run_local(version, batch, update=True)
+        found, _, batches = self._run_local(version, batch, update=True)
         if self._loss is not None:
             check_loss(self._loss, self._averages[self._loss].array)
+        own = self._accumulated.batches
         self._accumulated.discard()
+        for _ in range(own, batches - 1):  # others have had more of them; the shared part counts one
+            self._state.assign(self._counters.next(version))
+        kept = self._counters.current(version) if own == batches else {}
         found |= {name: self._averages[name].array.copy() for name in self._scalars}
         found |= self._shared.run(version.turn, {})
         then = self._sets[1 - version.turn]
+        for name, array in kept.items():
+            then[name].array[...] = array
         for name in self._buffers:  # last, as the shared part may read their previous values
             then[name].array[...] = self._averages[NEXT + name].array
         return {name: found[name] for name in self._reported if name in found}
@@ -129,13 +138,14 @@ class DistributedStepRunner:
 
     def accumulate(self, version: Version, batch: Callable[[], Arrays]) -> Arrays:
         """Add the gradients of this worker's batch, without an exchange except for those of batch norm."""
-        found, samples = self._run_local(version, batch, update=False)
+        found, samples, _ = self._run_local(version, batch, update=False)
         if not samples:
             return {}
         if self._loss is not None:
             check_loss(self._loss, self._own[self._loss].array)
         self._accumulated.add(self._own_gradients, samples)
-        self._state.assign({name: self._own[NEXT + name].array.copy() for name in self._buffers})
+        buffers = {name: self._own[NEXT + name].array.copy() for name in self._buffers}
+        self._state.assign(buffers | self._counters.next(version))
         self._last_scalars = {name: self._own[name].array.copy() for name in self._scalars}
         found |= self._last_scalars
         return {name: found[name] for name in self._reported if name in found}
@@ -143,11 +153,12 @@ class DistributedStepRunner:
     def discard_accumulated(self) -> None:
         self._accumulated.discard()
 
-    def _run_local(self, version: Version, batch: Callable[[], Arrays], *, update: bool) -> tuple[Arrays, int]:
+    def _run_local(self, version: Version, batch: Callable[[], Arrays], *, update: bool) -> tuple[Arrays, int, int]:
         """Run the local parts, with an exchange after each; without an update, none after the last one.
 
         Returns:
-            Reported outputs of this worker's batch that are not averaged, and its number of samples.
+            Reported outputs of this worker's batch that are not averaged; its number of samples; and, with an update,
+            the largest number of batches that a worker has had since the last one.
         """
         now = self._sets[version.turn]
         arrays: Arrays = {}
@@ -156,7 +167,7 @@ class DistributedStepRunner:
         last = len(self._local) - 1
         if update or last:
             self._meeting.begin(self._step_name)
-        samples, state = 0, self._checksum(version, now)
+        samples, batches, state = 0, 0, self._checksum(version, now)
         for number, (local, exchange) in enumerate(zip(self._local, self._exchanges, strict=True)):
             exchanges = update or number < last
             if exchanges:
@@ -176,14 +187,14 @@ class DistributedStepRunner:
                 failure = error
             try:
                 if exchanges:
-                    exchange(weight, state, failure)
+                    batches = exchange(weight, state, failure, self._accumulated.batches + bool(samples))
                 elif failure is not None:
                     raise failure
             except Exception:
                 self._meeting.end(self._exchanges[0].leave)  # no worker continues this step
                 raise
         self._meeting.end(self._exchanges[0].leave)
-        return found, samples
+        return found, samples, batches
 
     def _with_accumulated(self, samples: int, now: Tensors) -> int:
         """Include the accumulated gradients in this worker's own values.
