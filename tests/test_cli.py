@@ -991,6 +991,7 @@ def test_build_library_refuses_options(good: Path, tmp_path: Path) -> None:
     library, plain = tmp_path / "library.so", tmp_path / "plain.onnx"
     text = '<ir_version: 10, opset_import: ["": 21]> g (float x) => (float y) { y = Abs (x) }'
     onnx.save(onnx.parser.parse_model(text), plain)
+    assert "there is no folder" in error("build-library", library / "nowhere" / "library.so")
     assert "no op 'hardshrunk'" in error("build-library", library, "--ops", "hardshrunk")
     assert "--ops and --for are both given" in error("build-library", library, "--ops", "Hardshrink", "--for", good)
     assert "has no ops of the domain" in error("build-library", library, "--for", plain)

@@ -277,6 +277,8 @@ def test_model_with_its_data_elsewhere_is_refused(tmp_path: Path, model: onnx.Mo
 
 
 def test_model_of_no_step_is_refused() -> None:
+    with pytest.raises(StepError, match="the step is a list, expected a path, a model, its bytes or a capture"):
+        Trainer([steps.whole_step()])
     with pytest.raises(StepError, match="the model is no training step: its metadata have no entry"):
         Trainer(steps.inference_graph())
 
@@ -613,6 +615,12 @@ def test_state_that_does_not_fit_is_refused(trainer: Trainer, change: dict[str, 
     state = {name: np.zeros_like(array) for name, array in trainer.state_dict().items()} | change
     with pytest.raises(StepError, match=problem):
         trainer.load_state_dict({name: array for name, array in state.items() if array is not None})
+    assert_same_state(trainer.state_dict(), steps.start())
+
+
+def test_state_that_has_no_names_is_refused(trainer: Trainer) -> None:
+    with pytest.raises(StepError, match="the state is a list, expected arrays by name"):
+        trainer.load_state_dict([np.zeros(1)])
     assert_same_state(trainer.state_dict(), steps.start())
 
 

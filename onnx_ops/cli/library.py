@@ -50,6 +50,8 @@ def build_library(
     from onnx_ops.library.build import build
     from onnx_ops.library.objects import LibraryError, levels
 
+    if not path.absolute().parent.is_dir():  # kernels are compiled for minutes before the library is written
+        fail(f"there is no folder {path.parent}", as_json)
     records = _wanted(ops, model, as_json)
     try:
         cpus = [level.name for level in levels(list(filter(None, cpu.split(","))), target)]

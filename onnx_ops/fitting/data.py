@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from onnx_ops.fitting.samples import ALONE, Batch, Samples, Worker
 from onnx_ops.fitting.sources import open_table
 from onnx_ops.fitting.streams import Stream
+from onnx_ops.fitting.whole import whole_number
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.trainer_step import TrainerStep
 
@@ -59,6 +60,8 @@ def open_data(
     Raises:
         OSError, StepError: as `fit`.
     """
+    if batch_size is not None:
+        batch_size = whole_number("the batch size", batch_size, 1)
     table = open_table(data, label, step.batch_inputs, cast=cast)
     if table is not None:
         return Samples.of(table, step.batch_inputs, batch_size, batch_dimension, worker)

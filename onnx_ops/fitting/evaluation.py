@@ -53,7 +53,9 @@ def evaluate(
 
 
 def check_evaluation(step: TrainerStep, mode: Mode, option: str) -> None:
-    """Raise StepError in mode "eval" for a step without an evaluation graph; `option` chooses the mode."""
+    """Raise StepError for what is no mode, and for "eval" of a step without evaluation graph; `option` chooses it."""
+    if mode not in ("eval", "train"):
+        raise StepError(f"the {option.replace('_', ' ')} is {mode!r}, expected 'eval' or 'train'")
     if mode == "eval" and not step.has_evaluation_graph:
         raise StepError(
             "the step has no evaluation graph: capture it with training_step(..., evaluation=True), or use"

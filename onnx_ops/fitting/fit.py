@@ -20,7 +20,8 @@ from onnx_ops.fitting.progress import Advance, progress_bar
 from onnx_ops.fitting.run import Checkpoint, Epoch, Record, Run, learning_rates
 from onnx_ops.fitting.samples import ALONE, Worker
 from onnx_ops.fitting.schedules import ReduceLROnPlateau, Schedule, schedule_of
-from onnx_ops.graph.staging import reserved
+from onnx_ops.fitting.whole import whole_number
+from onnx_ops.graph.staging import is_replaceable, reserved
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.learning_rates import rates_of_groups
 from onnx_ops.training.trainer import Trainer, step_of
@@ -215,6 +216,9 @@ class Files:
             if path.resolve() in uses:
                 raise StepError(f"{path} is to be written, but it is also {uses[path.resolve()]}: name another file")
             uses[path.resolve()] = "written with something else"
+        for path in filter(None, (files.checkpoint, files.best)):
+            if not is_replaceable(path):
+                raise StepError(f"cannot write {path}: it is no regular file")
         return files
 
     @contextlib.contextmanager
@@ -254,8 +258,7 @@ def prepared(
     if checkpoint is not None:
         options = _with_settings(options, checkpoint.record)
     accumulate = 1 if options.accumulate is None else options.accumulate
-    if accumulate < 1:
-        raise StepError(f"the number of batches in a step is {accumulate}, expected at least 1")
+    accumulate = whole_number("the number of batches in a step", accumulate, 1)
     communicator = trainer.communicator
     if accumulate > 1 and communicator is not None:
         raise StepError("several batches in a step are not counted over workers: use a larger batch size instead")
@@ -271,7 +274,7 @@ def prepared(
     run = Run(
         trainer,
         training,
-        options.seed or 0,
+        whole_number("the seed", 0 if options.seed is None else options.seed, 0),
         options.step,
         options.shuffle is not False,
         accumulate,
@@ -330,7 +333,9 @@ def _monitor(step: TrainerStep, options: Options, validated: bool) -> Monitor:
 
 
 def _set_schedule(run: Run[Data], step: TrainerStep, schedule: Schedule) -> None:
-    """Let a run have a schedule; StepError if the number of steps that it spans is not known."""
+    """Let a run have a schedule; StepError for what is none, or spans a number of steps that is not known."""
+    if not isinstance(schedule, Schedule):
+        raise StepError(f"the schedule is {schedule!r}, expected one such as onnx_ops.CosineAnnealingLR()")
     run.rates = learning_rates(step)
     if not run.rates:
         raise StepError(f"the step has no learning rate, which {type(schedule).__name__} could change")

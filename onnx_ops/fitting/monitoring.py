@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from onnx_ops.fitting.whole import whole_number
 from onnx_ops.training.errors import StepError
 
 Mode = Literal["min", "max"]
@@ -58,10 +59,9 @@ class Ending:
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.epochs < 0:
-            raise StepError(f"the number of epochs is {self.epochs}, expected at least 0")
-        if self.patience is not None and self.patience < 1:
-            raise StepError(f"the patience is {self.patience}, expected at least 1 epoch")
+        object.__setattr__(self, "epochs", whole_number("the number of epochs", self.epochs, 0))
+        if self.patience is not None:
+            object.__setattr__(self, "patience", whole_number("the patience", self.patience, 1))
         if not self.min_delta >= 0:
             raise StepError(f"min_delta is {self.min_delta}, expected a number of at least 0")
 

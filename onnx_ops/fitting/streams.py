@@ -56,6 +56,11 @@ class Stream:
         """
         if self._of_epoch is not None:
             found = self._of_epoch(epoch)
+            if not isinstance(found, Iterable):
+                raise StepError(
+                    f"{self._label} are a function that returned a {type(found).__name__}, expected the iterable of an"
+                    " epoch"
+                )
         else:
             assert self._iterable is not None
             found = self._iterable

@@ -205,6 +205,10 @@ def open_step(step: StepSource) -> tuple[onnx.ModelProto, Mapping[str, Source]]:
         _remove_state(model, own)
         if data is not None:
             data.embed_all(model)
+    elif not hasattr(step, "model"):
+        raise StepError(
+            f"the step is a {type(step).__name__}, expected a path, a model, its bytes or a capture of onnx_ops.torch"
+        )
     else:
         model, start = load_model(step.model), dict(step.state)
         model = _with_graphs(model, step.inference, step.evaluation)

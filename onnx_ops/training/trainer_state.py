@@ -79,6 +79,8 @@ class TrainerState(abc.ABC):
             StepError: names, dtypes or shapes that do not fit; masked arrays; tied names with different values;
                 learning rates that are not finite or less than 0. The state is then as it was.
         """
+        if not isinstance(state, Mapping):
+            raise StepError(f"the state is a {type(state).__name__}, expected arrays by name")
         untied = untied_state(state, self._roles.tied)
         keys = IncompatibleKeys(
             [name for name in self._types if name not in untied], [name for name in untied if name not in self._types]
