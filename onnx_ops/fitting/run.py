@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from onnx_ops.core.step_format import RUN_METADATA
 from onnx_ops.fitting.data import Data
 from onnx_ops.fitting.evaluation import metrics_of
@@ -231,7 +233,7 @@ class Run(Generic[DataT_co]):
             "samples": self.samples.count,
             "batch_size": self.samples.batch_size,
             "accumulate": self.accumulate,
-            "schedule": None if self.schedule is None else json.loads(json.dumps(self.schedule.entry())),
+            "schedule": None if self.schedule is None else json.loads(_json(self.schedule.entry())),
             "schedule_steps": self.length,
             "monitor": self.monitor.metric,
             "mode": self.monitor.mode,
@@ -242,7 +244,7 @@ class Run(Generic[DataT_co]):
         history = [asdict(epoch) for epoch in self.history]
         means = self.means
         record = Record(self.settings, self.rates, history, self.step, means.totals, means.samples, self.ending)
-        self.trainer.save(path, {RUN_METADATA: json.dumps(asdict(record))})
+        self.trainer.save(path, {RUN_METADATA: _json(asdict(record))})
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Resume the training that has written a checkpoint.
@@ -270,6 +272,17 @@ def learning_rates(step: TrainerStep) -> tuple[float, ...]:
     except StepError:
         return ()
     return rate if isinstance(rate, tuple) else (rate,)
+
+
+def _json(entry: object) -> str:
+    """JSON of an entry whose numbers may be those of NumPy."""
+
+    def number(given: object) -> object:
+        if isinstance(given, np.generic):
+            return given.item()
+        raise TypeError(f"{given!r} cannot be stored in a checkpoint")
+
+    return json.dumps(entry, default=number)
 
 
 @dataclass(frozen=True)
