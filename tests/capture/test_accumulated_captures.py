@@ -40,20 +40,23 @@ def normalized() -> nn.Module:
 class Following(nn.Module):
     """A network with a momentum encoder, which it follows, in front of batch norm with cumulative averages.
 
-    The trained weight of the last layer is scaled down before each batch, by a factor that depends on a count of them.
+    With `scales` the trained weight of the last layer is scaled down before each batch, by a factor that depends on a
+    count of them.
     """
 
     count: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, scales: bool) -> None:
         super().__init__()
+        self.scales = scales
         self.layer, self.target = nn.Linear(6, 8, bias=False), nn.Linear(6, 8, bias=False).requires_grad_(False)
         self.norm, self.last = nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 3)
         self.register_buffer("count", torch.ones((), dtype=torch.int32))
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            self.last.weight.mul_(1 - 0.2 / self.count)
+            if self.scales:
+                self.last.weight.mul_(1 - 0.2 / self.count)
             self.count += 1
             self.target.weight.lerp_(self.layer.weight, 0.3)
         result: Tensor = self.last(self.norm(self.layer(x) + self.target(x)).tanh())
@@ -144,7 +147,7 @@ def test_accumulated_batches(
 def test_state_that_changes_with_each_batch(is_last_in_step: bool, keep_previous: bool) -> None:
     """Parameters that the loss changes too; an update without a batch changes no more than those with a gradient."""
     torch.manual_seed(0)
-    model = Following().double()
+    model = Following(scales=True).double()
     twin, steps = copy.deepcopy(model), groups(3)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, 0.1)
@@ -169,7 +172,7 @@ def test_state_that_changes_with_each_batch(is_last_in_step: bool, keep_previous
 def test_state_that_changes_with_each_batch_of_workers(is_last_in_step: bool, numbers: tuple[int, int]) -> None:
     """As often as with the worker that has most batches, and the same on all workers."""
     torch.manual_seed(0)
-    model = Following().double()
+    model = Following(scales=False).double()
     model.norm = nn.Identity()
     model.register_buffer("batches", torch.tensor(0))
 
