@@ -68,8 +68,8 @@ export function boundsOfOtherStatistics({ min, max, worker_min }) {
 }
 
 function isBounds(bounds) {
-  const isSize = (size) => (size ?? null) === null || Number.isInteger(size);
-  return Number.isInteger(bounds?.min) && isSize(bounds.max) && isSize(bounds.worker_min);
+  const isSize = (size) => size === null || Number.isInteger(size);
+  return Number.isInteger(bounds?.min) && isSize(bounds.max) && isSize(bounds.worker_min ?? null);
 }
 
 function isRange({ input, low, high, ignored = 0, cuts = [] }) {

@@ -266,7 +266,7 @@ export class Trainer {
   async #forward(name, what, inputs) {
     const { model, inputs: types } = this.#graph(name);
     return this.#alone(async () => {
-      const bounds = mapped(this.#step.record.bounds, (_, one) => boundsOfOtherStatistics(one));
+      const bounds = mapped(this.#step.record.bounds, boundsOfOtherStatistics);
       await this.#checkBatch(what, this.#ownInputs(types), inputs, bounds);
       this.#graphs[name] ??= await this.#ort.InferenceSession.create(model, this.#options);
       const taken = filtered(this.#state, (one) => Object.hasOwn(types, one));
