@@ -33,7 +33,7 @@ from onnx_ops.linking.attached import restore
 from onnx_ops.training.arrays import numpy_dtype
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor
 from onnx_ops.training.condition_parts import ConditionParts
-from onnx_ops.training.counters import Counters, counted_parts, name_of_state
+from onnx_ops.training.counters import Counted, Counters, counted_parts
 from onnx_ops.training.errors import StepError, UpdateFailedError, refusals_as_step_errors
 from onnx_ops.training.seeds import derived_seed
 from onnx_ops.training.state import StatePart, Version
@@ -77,12 +77,12 @@ class Accumulation:
         self._conditions = self._checks.tensors()
 
         self._state, self._counted = state, counted
-        self._means = {name: _zero(_wide(tensor)) for name, tensor in gradients.items()}
+        self._means = {name: Tensor.zeros(_wide(tensor)) for name, tensor in gradients.items()}
         self._samples, self._count, self._checked, self._value = (
-            _zero(TensorType(TensorProto.DOUBLE, ())) for _ in range(4)
+            Tensor.zeros(TensorType(TensorProto.DOUBLE, ())) for _ in range(4)
         )
         seeds = Step.of(model).names(InputRole.SEED)
-        self._seeds = {name: _zero(TensorType(TensorProto.INT64, ())) for name in seeds}
+        self._seeds = {name: Tensor.zeros(TensorType(TensorProto.INT64, ())) for name in seeds}
         given = {averaging.means[name]: tensor for name, tensor in self._means.items()} | {
             averaging.samples: self._samples,
             averaging.count: self._count,
@@ -102,18 +102,14 @@ class Accumulation:
             [written, written],
             {name: numpy_dtype(tensor) for name, tensor in outputs.items()},
         )
-        self._counters = Counters(graphs.counters, state, session)
-        outputs_of_update = {value.name for value in graphs.update.graph.output}
-        self._changing = [*self._buffers, *self._counters.names]
-        self._replaced = [name for name in self._changing if NEXT + name not in outputs_of_update]
+        self._counters = Counters(graphs.counted, state, session)
 
         # Gradients of 16 bits are rounded once, from their mean.
-        self._rounded = {name: _zero(tensor) for name, tensor in gradients.items() if tensor != _wide(tensor)}
-        self._written = {name: _zero(tensor) for name, tensor in graphs.written.items()}
-        averages = self._means | self._rounded | self._written
-        sets = state.sets
+        self._rounded = {name: Tensor.zeros(tensor) for name, tensor in gradients.items() if tensor != _wide(tensor)}
+        read = self._means | self._rounded | self._counters.written
+        sets, update = state.sets, graphs.counted.update
         self._updates = UpdateSession(
-            graphs.update, state, session, lambda tensors: {**tensors, **averages}, checks.of_part(graphs.update)
+            update, state, session, lambda tensors: {**tensors, **read}, checks.of_part(update)
         )
         assert state.sets is sets, "the sessions of the same state must have the same sets of tensors"
         self.batches = 0
@@ -157,13 +153,12 @@ class Accumulation:
         found = {} if arrays is None else self._added(version, arrays)
         now, then = self._state.sets[version.turn], self._state.sets[1 - version.turn]
         if arrays is None:
-            changed = {name: now[name].array for name in self._changing}
+            changed = {name: now[name].array for name in (*self._buffers, *self._counters.names)}
         else:
             changed = self._changed(version, found)
         for name, tensor in self._rounded.items():
             tensor.array[...] = self._means[name].array
-        for name, tensor in self._written.items():
-            tensor.array[...] = changed[name_of_state(name)]
+        self._counters.write(changed)
         batches, self.batches = self.batches, 0  # first, so that an interrupt does not lead to a second update
         try:
             found |= self._updates.run(version.turn, {})
@@ -172,7 +167,7 @@ class Accumulation:
         except Exception:
             self.batches = batches
             raise
-        for name in self._replaced:
+        for name in (*self._buffers, *self._counters.replaced):
             then[name].array[...] = changed[name]
         return found
 
@@ -242,17 +237,12 @@ class AccumulationGraphs:
     Attributes:
         gradients: the types of the gradients that the update reads, by name.
         averaging: updates their means.
-        update: the update from the values of the gradients, and of `written`, which are inputs.
-        counters: from the state, the next values of what changes with each batch and depends on neither the batch nor
-            the gradients; None if nothing does.
-        written: the types of those of them that the update reads, by the names of its inputs.
+        counted: the update from the values of the gradients, which are inputs, and what changes with each batch.
     """
 
     gradients: Mapping[str, TensorType]
     averaging: Averaging
-    update: onnx.ModelProto
-    counters: onnx.ModelProto | None
-    written: Mapping[str, TensorType]
+    counted: Counted
 
     @classmethod
     def of(cls, model: onnx.ModelProto, checks: Checks, check_finite: str = "") -> AccumulationGraphs:
@@ -274,8 +264,7 @@ class AccumulationGraphs:
             value.own: value.tensor for value in local.exchanged if value.own in read and value.own.startswith(GRADIENT)
         }
         averaging = _averaging(local.model, gradients, checks.of_part(local.model), check_finite)
-        counted = counted_parts(model, parts.shared, gradients)
-        return cls(gradients, averaging, counted.update, counted.counters, counted.written)
+        return cls(gradients, averaging, counted_parts(model, parts.shared, gradients))
 
 
 def _averaging(
@@ -357,9 +346,3 @@ def _averaging(
 def _wide(tensor: TensorType) -> TensorType:
     """The type of the mean of gradients: float64 for float64, else float32."""
     return TensorType(TensorProto.DOUBLE if tensor.dtype == TensorProto.DOUBLE else TensorProto.FLOAT, tensor.shape)
-
-
-def _zero(tensor: TensorType) -> Tensor:
-    """A tensor of zeros of a known shape."""
-    shape = [size for size in tensor.shape or () if isinstance(size, int)]
-    return Tensor.holding(np.zeros(shape, numpy_dtype(tensor)), tensor.dtype or 0)

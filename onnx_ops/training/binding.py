@@ -11,9 +11,11 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto
 
+from onnx_ops.core.types import TensorType
 from onnx_ops.graph.stored import Source, copy_into_zeros
 from onnx_ops.integrations.severity import FATAL
 from onnx_ops.integrations.values import BFLOAT16, input_value, output_array
+from onnx_ops.training.arrays import numpy_dtype
 
 LARGE = 1 << 16
 """Bytes from which on a tensor has pages of its own."""
@@ -40,6 +42,12 @@ class Tensor:
         array = _zeros(source.shape, source.dtype)
         copy_into_zeros(array, source)
         return cls(input_value(array, element), array)
+
+    @classmethod
+    def zeros(cls, tensor: TensorType) -> Tensor:
+        """A tensor of zeros, of a type whose shape is known."""
+        shape = [size for size in tensor.shape or () if isinstance(size, int)]
+        return cls.holding(np.zeros(shape, numpy_dtype(tensor)), tensor.dtype or 0)
 
     def part(self, elements: slice, shape: Sequence[int]) -> Tensor:
         """A view of some elements of a tensor of rank 1, as a tensor of a shape."""

@@ -13,7 +13,7 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.graph.slices import following, part
 from onnx_ops.graph.types import declared_types, value_info
 from onnx_ops.training.arrays import numpy_dtype
-from onnx_ops.training.binding import Arrays, BoundSession
+from onnx_ops.training.binding import Arrays, BoundSession, Tensor
 from onnx_ops.training.state import StatePart, Version
 from onnx_ops.training.step import Step
 from onnx_ops.training.step_runner import MakeSession
@@ -74,42 +74,30 @@ def counted_parts(model: onnx.ModelProto, shared: onnx.ModelProto, varying: Coll
     return Counted(counters, update, {name: tensor for name, tensor in given.items() if name in read})
 
 
-def unread_counters(
-    model: onnx.ModelProto, shared: onnx.ModelProto, varying: Collection[str]
-) -> onnx.ModelProto | None:
-    """The `counters` of `counted_parts` that the update does not read; None if there are none."""
-    counters, _, written = counted_parts(model, shared, varying)
-    if counters is None:
-        return None
-    read = {name_of_state(name) for name in written}
-    unread = [value for value in counters.graph.output if name_of_state(value.name) not in read]
-    return part(counters, counters.graph.input, unread) if unread else None
-
-
-def name_of_state(name: str) -> str:
-    """The input of the state of which a value is the next one, or what the loss writes to it."""
-    return name.removeprefix(WRITTEN if name.startswith(WRITTEN) else NEXT)
-
-
 class Counters:
-    """Computes the next values of `counters`.
+    """Computes the next values of the state that changes with each batch.
 
     Args:
-        model: the part; None if it is empty.
+        counted: the parts of the update.
         state: the state of the step.
         session: makes a session.
 
     Attributes:
         names: of the state that changes.
+        replaced: those of them that the update leaves as they are.
+        written: what the update reads of them, by the names of its inputs.
     """
 
-    def __init__(self, model: onnx.ModelProto | None, state: StatePart, session: MakeSession) -> None:
-        outputs = {} if model is None else declared_types(model.graph.output)
+    def __init__(self, counted: Counted, state: StatePart, session: MakeSession) -> None:
+        outputs = {} if counted.counters is None else declared_types(counted.counters.graph.output)
         self.names = [name.removeprefix(NEXT) for name in outputs]
+        updated = {value.name for value in counted.update.graph.output}
+        self.replaced = [name for name in self.names if NEXT + name not in updated]
+        self.written = {name: Tensor.zeros(tensor) for name, tensor in counted.written.items()}
         self._state, self._bound = state, None
-        if model is not None:
+        if counted.counters is not None:
             dtypes = {name: numpy_dtype(tensor) for name, tensor in outputs.items()}
-            self._bound = BoundSession(session(model), state.sets, [{}, {}], dtypes)
+            self._bound = BoundSession(session(counted.counters), state.sets, [{}, {}], dtypes)
 
     def next(self, version: Version) -> Arrays:
         """The values after one further batch, by name."""
@@ -120,3 +108,8 @@ class Counters:
         """Copies of the values, by name."""
         now = self._state.sets[version.turn]
         return {name: now[name].array.copy() for name in self.names}
+
+    def write(self, values: Arrays) -> None:
+        """Set `written` to the values after the last batch, which are given by the names of the state."""
+        for name, tensor in self.written.items():
+            tensor.array[...] = values[name.removeprefix(WRITTEN if name.startswith(WRITTEN) else NEXT)]

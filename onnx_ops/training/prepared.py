@@ -97,11 +97,12 @@ def _graphs(model: onnx.ModelProto) -> dict[str, onnx.ModelProto]:
         "value": averaging.value,
     }
     found[ACCUMULATION] = _linked(averaging.model, names)
-    if parts.counters is not None:
-        found[COUNTERS] = _linked(parts.counters, {})
-    update = checked_in_place(parts.update, checks.of_part(parts.update), CHECK_FINITE)
+    counted = parts.counted
+    if counted.counters is not None:
+        found[COUNTERS] = _linked(counted.counters, {})
+    update = checked_in_place(counted.update, checks.of_part(counted.update), CHECK_FINITE)
     if update is None:
-        found[UPDATE] = _linked(parts.update, {"passed": None})
+        found[UPDATE] = _linked(counted.update, {"passed": None})
     else:
         found[UPDATE] = _linked(update.model, {"passed": update.passed})
     return found

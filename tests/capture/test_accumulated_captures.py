@@ -172,7 +172,7 @@ def test_state_that_changes_with_each_batch(is_last_in_step: bool, keep_previous
 def test_state_that_changes_with_each_batch_of_workers(is_last_in_step: bool, numbers: tuple[int, int]) -> None:
     """As often as with the worker that has most batches, and the same on all workers."""
     torch.manual_seed(0)
-    model = Following(scales=False).double()
+    model = Following(scales=True).double()
     model.norm = nn.Identity()
     model.register_buffer("batches", torch.tensor(0))
 
@@ -207,6 +207,52 @@ def test_state_that_changes_with_each_batch_of_workers(is_last_in_step: bool, nu
     for state in together(2, work):
         for name, expected in twin.state_dict().items():
             np.testing.assert_allclose(state[name], expected.numpy(), rtol=1e-10, err_msg=name)
+
+
+class Stopping(nn.Module):
+    """A linear layer that counts its batches, up to five."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        if self.count > 5:
+            raise ValueError("more than five batches")
+        result: Tensor = self.layer(x)
+        return result
+
+
+def test_updates_of_workers_that_fail_leave_their_state() -> None:
+    """The sixth batch of worker 0 is refused in the update, which counts those of the others too."""
+    batch = groups(1)[0][0]
+    model = Stopping().double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = onnx_ops.torch.training_step(
+        model, loss, batch, optimizer, dynamic_shapes=(ROWS, ROWS), inference=False, specialize=True
+    )
+
+    def work(communicator: ThreadCommunicator) -> list[int]:
+        trainer = onnx_ops.Trainer(step, communicator=communicator)
+        found = []
+        for _ in range(5 if communicator.rank == 0 else 2):
+            trainer.accumulate(**arrays(batch))
+        for _ in range(2):
+            before = trainer.state_dict()
+            with pytest.raises(onnx_ops.StepError, match=r"raise|self\.count > 5"):
+                trainer.step(**arrays(batch))
+            after = trainer.state_dict()
+            for name, array in before.items():
+                np.testing.assert_array_equal(after[name], array, err_msg=name)
+            found.append(int(after["count"]))
+        trainer.step()
+        return [*found, int(trainer.state_dict()["count"])]
+
+    assert together(2, work) == [[5, 5, 5], [2, 2, 5]]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -123,9 +123,7 @@ class Exchange:
         if value.combined is Combined.ROWS:
             count = math.prod(_shape(value.tensor))
             sent = slice(first := elements.start + count * self._communicator.rank, first + count)
-        self.own[value.own], self.of_all[value.of_all] = (
-            Tensor.holding(np.zeros(_shape(tensor), dtype), tensor.dtype or 0) for tensor in (value.tensor, of_all)
-        )
+        self.own[value.own], self.of_all[value.of_all] = (Tensor.zeros(tensor) for tensor in (value.tensor, of_all))
         self._copied.append(_Copied(self.own[value.own].array, sent, self.of_all[value.of_all].array, elements))
         if value.combined is Combined.GRADIENT_SUM:
             self._gradient_sums.append(elements)

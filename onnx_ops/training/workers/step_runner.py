@@ -13,7 +13,7 @@ from onnx_ops.core.step_format import GRADIENT, NEXT, InputRole
 from onnx_ops.graph.stored import Source, blocks
 from onnx_ops.training.binding import Arrays, BoundSession, Tensor, Tensors
 from onnx_ops.training.conditions import check_conditions
-from onnx_ops.training.counters import Counters, unread_counters
+from onnx_ops.training.counters import Counters, counted_parts
 from onnx_ops.training.errors import refusals_as_step_errors
 from onnx_ops.training.seeds import derived_seed
 from onnx_ops.training.state import StatePart, Version
@@ -92,15 +92,13 @@ class DistributedStepRunner:
         self._seeds = {n: Tensor.holding(now[n].array, TensorProto.INT64) for n in step.names(InputRole.SEED)}
         self._compared = step.names(InputRole.SEED, InputRole.SETTING)
 
-        self._shared = UpdateSession(
-            parts.shared,
-            state,
-            session,
-            lambda own: {**own, **combined, **gradients},
-            checks.of_part(parts.shared),
-        )
         varying = {value.name for value in parts.shared.graph.input if value.name not in step.roles}
-        self._counters = Counters(unread_counters(model, parts.shared, varying | {*self._buffers}), state, session)
+        split = counted_parts(model, parts.shared, varying | {*self._buffers})
+        self._counters = Counters(split, state, session)
+        given = {**combined, **gradients, **self._counters.written}
+        self._shared = UpdateSession(
+            split.update, state, session, lambda own: {**own, **given}, checks.of_part(split.update)
+        )
         self._state, self._sets = state, state.sets
         self._local = [
             BoundSession(
@@ -119,15 +117,23 @@ class DistributedStepRunner:
         if self._loss is not None:
             check_loss(self._loss, self._averages[self._loss].array)
         own = self._accumulated.batches
-        self._accumulated.discard()
-        for _ in range(own, batches - 1):  # others have had more of them; the shared part counts one
-            self._state.assign(self._counters.next(version))
-        kept = self._counters.current(version) if own == batches else {}
+        taken = self._accumulated.discard()  # first, so that an interrupt does not lead to a second update
         found |= {name: self._averages[name].array.copy() for name in self._scalars}
-        found |= self._shared.run(version.turn, {})
+        changed = current = self._counters.current(version)
+        try:
+            for number in range(own, batches):  # some of them were those of other workers alone
+                if number > own:
+                    self._state.assign(changed)
+                changed = self._counters.next(version)
+            self._counters.write(changed)
+            found |= self._shared.run(version.turn, {})
+        except Exception:
+            self._state.assign(current)
+            self._accumulated.restore(taken)
+            raise
         then = self._sets[1 - version.turn]
-        for name, array in kept.items():
-            then[name].array[...] = array
+        for name in self._counters.replaced:
+            then[name].array[...] = changed[name]
         for name in self._buffers:  # last, as the shared part may read their previous values
             then[name].array[...] = self._averages[NEXT + name].array
         return {name: found[name] for name in self._reported if name in found}
@@ -247,17 +253,22 @@ class _Accumulated:
     """
 
     def __init__(self) -> None:
-        self.batches = self._samples = 0
+        self.restore((0, 0))
         self._means: dict[str, np.ndarray] = {}
 
-    def discard(self) -> None:
-        """Forget the batches."""
-        self.batches = self._samples = 0
+    def discard(self) -> tuple[int, int]:
+        """Forget the batches; their number and that of their samples is returned."""
+        taken = self.batches, self._samples
+        self.restore((0, 0))
+        return taken
+
+    def restore(self, taken: tuple[int, int]) -> None:
+        """Remember what `discard` has returned."""
+        self.batches, self._samples = taken
 
     def add(self, gradients: Tensors, count: int) -> None:
         """Add a batch of `count` samples."""
-        batches, samples = self.batches, self._samples
-        self.discard()  # so that an interrupt leaves no mixture
+        batches, samples = self.discard()  # so that an interrupt leaves no mixture
         for name, tensor in gradients.items():
             if not batches:
                 wide = np.float64 if tensor.array.dtype == np.float64 else np.float32
