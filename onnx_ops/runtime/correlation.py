@@ -110,7 +110,8 @@ def _covering(height: int, width: int, adjacent: bool) -> Callable[..., Any]:
 
     So many are computed at a time, or a single row if there are fewer rows.
     """
-    several, one = _correlating(height, width, adjacent), _correlating(1, width, adjacent)
+    several = _correlating(height, width, adjacent)
+    one = several if height == 1 else _correlating(1, width, adjacent)
 
     @njit(**OPTIONS)
     def cover(a, b, a_places, b_places, terms, run, begin, end, rows, b_row, b_step, out, place, out_row, out_step):
