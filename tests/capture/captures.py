@@ -34,13 +34,43 @@ def compared(model: nn.Module, loss: Callable[..., Tensor], examples: list[Tenso
     """Capture with the first example, and compare loss and gradients with float64 at all."""
     capture = gradients(model, loss, (examples[0],), dynamic_shapes=(dims,))
     session = onnx_ops.InferenceSession(capture.model)
-    names = ["loss", *(f"grad.{name}" for name, _ in model.named_parameters())]
     for x in examples:
-        value = loss(model.double(), x.double())
-        wanted = torch.autograd.grad(value, list(model.parameters()))
-        got = session.run(names, capture.state | {"x": x.numpy()})
-        for name, array, tensor in zip(names, got, (value.detach(), *wanted), strict=True):
-            scale = max(float(tensor.abs().max()), 1.0)
-            np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-5 * scale, err_msg=name)
+        _compare(session, capture, loss, (model.double(), x.double()), x, bound=1e-5, least=1.0)
         model.to(examples[0].dtype)
     return capture
+
+
+def compared_at(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    shapes: list[tuple[int, ...]],
+    *dims: Any,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Capture with an example of the first shape, and compare loss and gradients in the same dtype at all."""
+    torch.manual_seed(0)
+    examples = [torch.randn(shape, dtype=dtype) for shape in shapes]
+    capture = gradients(model, loss, (examples[0],), dynamic_shapes=(dict(enumerate(dims)),))
+    session = onnx_ops.InferenceSession(capture.model)
+    for x in examples:
+        _compare(session, capture, loss, (model, x), x, bound=2e-5 if dtype is torch.float32 else 1e-13, least=0.0)
+
+
+def _compare(
+    session: onnx_ops.InferenceSession,
+    capture: Capture,
+    loss: Callable[..., Tensor],
+    wanted_of: tuple[nn.Module, Tensor],
+    x: Tensor,
+    bound: float,
+    least: float,
+) -> None:
+    """Compare with PyTorch's loss and gradients, within `bound` of the largest element of each, or of `least`."""
+    model, _ = wanted_of
+    value = loss(*wanted_of)
+    wanted = torch.autograd.grad(value, list(model.parameters()))
+    names = ["loss", *(f"grad.{name}" for name, _ in model.named_parameters())]
+    got = session.run(names, capture.state | {"x": x.numpy()})
+    for name, array, tensor in zip(names, got, (value.detach(), *wanted), strict=True):
+        scale = max(float(tensor.abs().max()), least)
+        np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=bound * scale, err_msg=name)
