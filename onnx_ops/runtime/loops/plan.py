@@ -38,6 +38,8 @@ MANY, LARGEST_BLOCK = 64, 8 * BLOCK
 MAX_SLICES = 64
 LONG_RUN = 16384
 """Elements of a contiguous run that is read at full speed."""
+LEAST_RUN = 16
+"""Elements of a channel's contiguous run from which on sums take it as it lies in memory."""
 SAMPLES, SAMPLED_EVERY = 5, 128
 """A pivot is the median of at most SAMPLES elements, two per SAMPLED_EVERY elements: with few elements, little is lost
 to cancellation."""
@@ -192,7 +194,7 @@ def kept_axis(loop, job, layout, axis):
         own = axis - (layout.axes - job.rank[loop.like])
         return own >= 0 and (job.dims[loop.like, own] != 1 or layout.extent[axis] == 1)
     if loop.kept == CHANNELS:  # short runs along the other axes are summed at the end
-        return axis == 1 or (axis > 1 and 0 < layout.inner < LONG)
+        return axis == 1 or (axis > 1 and 0 < layout.inner < LEAST_RUN)
     return False
 
 

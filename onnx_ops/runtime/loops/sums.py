@@ -9,7 +9,7 @@ from onnx_ops.loops.primitives import add_any_order
 from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
 from onnx_ops.runtime.loops.chunks import BUFFER, STATE_BYTES, apply, evaluate, start_task
 from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD, element_offset
-from onnx_ops.runtime.loops.plan import NOTHING, PARAMETERS_AT, ROW
+from onnx_ops.runtime.loops.plan import LEAST_RUN, NOTHING, PARAMETERS_AT
 from onnx_ops.runtime.memory import f8_at, i8_at, layout_at, loop_at, stack
 from onnx_ops.runtime.native import OPTIONS, call
 from onnx_ops.runtime.records import OPERANDS
@@ -273,7 +273,7 @@ def are_in_place(kernel, loop, layout):
         unread = i < kernel.inputs and loop.role[i] & (UNREAD | COUNT)
         if layout.kind[i] == STRIDED:
             last = layout.operand_axes[i] - 1
-            if layout.operand_extent[i, last] < ROW or (layout.operand_stride[i, last] == 0 and not per_place):
+            if layout.operand_extent[i, last] < LEAST_RUN or (layout.operand_stride[i, last] == 0 and not per_place):
                 return False
         elif not (layout.kind[i] == LINEAR or unread or (layout.kind[i] == SCALAR and per_place)):
             return False
