@@ -66,6 +66,9 @@ class Blocks(Protocol):
     per_block: int  # samples of a task of the product
     places: int  # places of a task of the product
     panels: int  # panels of a task of the product
+    by_lines: int  # 1: the output is computed by lines
+    lines: int  # of a task by lines
+    columns: int  # places of each of its lines
     product_tasks: int
     rows_are_inputs: int  # 1: rows of the tiles of the gradient of the weights are inputs, else outputs
     taps: int  # taps of a task of the gradient of the weights

@@ -31,6 +31,7 @@ from onnx_ops.ops.convolution._blocked import (
     weights_elements,
     write_windows,
 )
+from onnx_ops.ops.convolution._lines import has_few_terms, multiply_lines, split_lines
 from onnx_ops.ops.convolution._products import multiply, split_product
 from onnx_ops.ops.convolution._rules import (
     axes_of,
@@ -126,6 +127,11 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     job.output_dims[0, 0], job.output_dims[0, 1] = layout.samples, job.dims[WEIGHT, 0]
     for axis in range(LEAD, rank):
         job.output_dims[0, axis] = layout.count[axis - rank + AXES]
+    layout.by_lines = int(has_few_terms(layout))
+    if layout.by_lines:
+        split_lines(layout)
+        job.scratch_bytes, job.prepare_tasks, job.tasks = size_of(LAYOUT), 0, layout.product_tasks
+        return True
     layout.alone = 0
     split_product(layout, layout.outputs, layout.count)
     layout.image_tasks = image_tasks(layout, image_blocks(layout), layout.length)
@@ -156,8 +162,12 @@ def prepare(job: Job, number: int, dtype: Floating) -> None:
 
 
 def task(job: Job, number: int, dtype: Floating) -> None:
-    element_type = record_at(job.kernel, KERNEL).element_type[IMAGE]
-    if not multiply(record_at(job.scratch, LAYOUT), number, False, job.output[0], element_type, dtype):
+    layout, element_type = record_at(job.scratch, LAYOUT), record_at(job.kernel, KERNEL).element_type[IMAGE]
+    if layout.by_lines:
+        done = multiply_lines(layout, number, job.data[IMAGE], job.data[WEIGHT], job.output[0], element_type, dtype)
+    else:
+        done = multiply(layout, number, False, job.output[0], element_type, dtype)
+    if not done:
         job.failed = NO_MEMORY
 
 

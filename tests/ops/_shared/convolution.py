@@ -96,6 +96,10 @@ SHAPES: tuple[tuple[str, Shape, int, Setting], ...] = (
     ("far_apart", (1, 1, 9, 150), 2, Setting((1, 2), (5, 70), (0, 1))),
     ("farther_than_long", (2, 2, 4, 4), 2, Setting((2, 1), (2**31 - 1, 2), (), (3, 2**31 - 1))),
     ("pointwise", (2, 5, 3, 3), 3, Setting((1, 1))),
+    ("pointwise_in_parts", (2, 10, 3, 470), 18, Setting((1, 1), (), (), (), 2)),
+    ("wide_volumes", (2, 2, 3, 5, 23), 18, Setting((2, 3, 3), (1, 2, 1), (1, 1, 1), (), 2)),
+    ("wide_groups", (2, 6, 5, 70), 12, Setting((3, 2), (2, 3), (1, 1), (), 3)),
+    ("wide_but_seldom_met", (1, 1, 7, 60), 2, Setting((1, 5), (3, 3), (0, 2))),
     ("seldom_met", (1, 2, 2, 2), 2, Setting((3, 3), (3, 3), (2, 2), (2, 2))),
     ("no_samples", (0, 2, 4, 5), 2, PLAIN),
     ("no_channels", (2, 0, 4, 5), 2, PLAIN),
@@ -170,10 +174,10 @@ def calls_of(op: str, places: Mapping[str, Shape]) -> Iterator[Call]:
     for label, shape, outputs, setting in SHAPES:
         yield Call(op, only(shaped(shape, outputs, setting, FLOAT32), places), setting.attributes, label=label)
     around = Setting((3, 3), (2, 1), (1, 1))
-    for value in SPECIAL:
-        for name, place in places.items():
-            special = with_value(only(operands(FEW, around, FLOAT32), places), name, place, value)
-            yield Call(op, special, around.attributes, label=f"{value}_in_{name}")
+    wide = only(shaped((2, 2, 6, 19), 4, around, FLOAT32), places)
+    for value, (name, place) in itertools.product(SPECIAL, places.items()):
+        for given, kind in ((only(operands(FEW, around, FLOAT32), places), ""), (wide, "wide_")):
+            yield Call(op, with_value(given, name, place, value), around.attributes, label=f"{kind}{value}_in_{name}")
 
 
 def large(op: str, names: Container[str], dtype: DType) -> Iterator[Call]:
