@@ -22,7 +22,7 @@ import onnxruntime as ort
 import pytest
 from onnx import ModelProto, helper
 from test_ops_refusals import AT_RUN, STATIC, model_of
-from test_sessions import NODES, WORDS, wrong_feeds
+from test_sessions import NODES, WORDS, convolutions, wrong_feeds
 
 import onnx_ops
 from models.single_op import ONNX_OPSET
@@ -120,6 +120,13 @@ def test_refusals_of_runs(op: str, known: str, session_of: Sessions) -> None:
             found = refusal(backends.run_outputs, session, row.given)
             assert found
             assert found == refusal(backends.run_outputs, own, row.given)
+
+
+def test_refusal_of_a_node_that_omits_its_first_output(session_of: Sessions) -> None:
+    """It is known by the first one that it has."""
+    session, g = session_of(onnx_ops.link(convolutions())), np.ones((1, 2, 3), np.float32)
+    feeds = {"g": g, "h": g[:, :, :2], "x": np.ones((1, 1, 4), np.float32), "w": np.ones((2, 1, 2), np.float32)}
+    assert "; node with output 'k' (" in str(refusal(session.run, None, feeds))
 
 
 def bare(model: ModelProto) -> ModelProto:

@@ -20,7 +20,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnx_ops
+from onnx_ops.core.call import Call
+from onnx_ops.core.op import Op
 from onnx_ops.integrations import sessions
+from onnx_ops.runtime import requests
+from onnx_ops.runtime.kernels import Parts
 from onnx_ops.runtime.process import STATE
 
 Array = np.ndarray[Any, Any]
@@ -712,6 +716,41 @@ def test_refused_run_of_a_plain_session_names_the_output() -> None:
     session = ort.InferenceSession(linked, options)
     with pytest.raises(Exception, match=re.escape("; node with output 'oa' (ACLNN_ERR_PARAM_INVALID")):
         session.run(None, wrong_feeds("a"))
+
+
+CONVOLUTIONS = """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1]>
+graph (float[N,2,3] g, float[N,1,M] x, float[2,1,2] w, float[N,2,3] h) => (float[N,1,M] i, float[2,1,2] k, float[2] l) {
+    i, j, ignored = aclnn.ConvolutionBackward (g, x, w)
+    unread, k, l = aclnn.ConvolutionBackward (h, x, w)
+}"""
+"""The outputs `ignored` and `unread` are omitted: the text of a model has no word for that."""
+
+
+def convolutions() -> onnx.ModelProto:
+    """Two nodes of an op, which omit different outputs."""
+    made = parser.parse_model(CONVOLUTIONS)
+    made.graph.output.append(helper.make_tensor_value_info("j", TensorProto.FLOAT, [2, 1, 2]))
+    first, second = made.graph.node
+    first.output[2] = second.output[0] = ""
+    return made
+
+
+def test_outputs_that_a_node_omits_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though another node of the op has them: onnxruntime gives them names when it inlines a function."""
+    wanted, parts_of = set(), requests._parts_of
+
+    def noted(op: Op, call: Call) -> Parts:
+        wanted.add(call.outputs)
+        return parts_of(op, call)
+
+    monkeypatch.setattr(requests, "_parts_of", noted)
+    session = onnx_ops.InferenceSession(convolutions())
+    assert wanted == {("grad_input", "grad_weight"), ("grad_weight", "grad_bias")}
+    g, x, w = np.ones((1, 2, 3), np.float32), np.arange(4, dtype=np.float32).reshape(1, 1, 4), np.ones((2, 1, 2))
+    found = session.run(None, {"g": g, "h": 2 * g, "x": x, "w": w.astype(np.float32)})
+    of_weight = np.array([[[3, 6]], [[3, 6]]])
+    for array, expected in zip(found, ([[[2, 4, 4, 2]]], 2 * of_weight, [6, 6], of_weight), strict=True):
+        np.testing.assert_array_equal(array, expected)
 
 
 def test_refused_session_names_the_node() -> None:

@@ -25,6 +25,18 @@ def kernel_name(op_type: str, version: int) -> str:
     return f"{DOMAIN}_{op_type}_v{version}"
 
 
+INLINED = "_inlfunc_"
+"""Prefix of onnxruntime for values of inlined functions, followed by the function's name and the value's name."""
+OMITTED = f"{DOMAIN}.output."
+"""Prefix of optional outputs in the function that calls the kernel of an op. A node without such an output leaves its
+value this name in a session, after INLINED and the function's name, though nothing reads it."""
+
+
+def is_omitted(output: str) -> bool:
+    """Whether an output of a kernel, by its name in a session, is one that the node does not have."""
+    return not output or (output.startswith(INLINED) and f"_{OMITTED}" in output)
+
+
 class KernelName(NamedTuple):
     """What the name of a kernel is made of."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from onnx_ops.core.domain import INLINED, OMITTED
 from onnx_ops.loops.records import JOB, KERNEL
 from onnx_ops.runtime.abi import API_VERSION, INVALID_ARGUMENT, SIGNATURES
 from onnx_ops.runtime.callbacks import CustomOp
@@ -39,6 +40,7 @@ def header() -> str:
     """`runtime.h`: constants, a struct for each record, and for each function of the OrtApi one that calls it."""
     parts = [
         "#include <stddef.h>\n#include <stdint.h>\n",
+        f'#define OO_INLINED "{INLINED}"\n#define OO_OMITTED "{OMITTED}"\n',
         f"enum {{ OO_API_VERSION = {API_VERSION}, OO_INVALID_ARGUMENT = {INVALID_ARGUMENT} }};\n",
         *(_struct(name, _fields_of_record(record), record.itemsize) for name, record in RECORDS.items()),
         _struct("oo_custom_op", _fields_of_structure(CustomOp), C.sizeof(CustomOp)),

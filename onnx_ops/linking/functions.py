@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx import AttributeProto, FunctionProto, helper
 
 from onnx_ops.bodies.body import NOTHING, Body
-from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN
+from onnx_ops.core.domain import DOMAIN, KERNEL_DOMAIN, OMITTED
 from onnx_ops.core.op import Op
 from onnx_ops.core.schema import attribute_kind
 from onnx_ops.core.version import __version__
@@ -41,7 +41,8 @@ def op_function(op: Op, body: Body, version: int, opset: int) -> FunctionProto:
     )
     imports = [helper.make_opsetid(KERNEL_DOMAIN, version)]
     for name, value in zip(body.outputs, outputs, strict=True):
-        b.output(name, value if body.wants(name) else NOTHING)
+        formal = f"{OMITTED}{name}" if op.outputs[op.output_names.index(name)].optional else name
+        b.output(formal, value if body.wants(name) else NOTHING)
     if not all(map(body.wants, body.outputs)):
         imports.append(helper.make_opsetid("", opset))
     part = "It calls the kernel of the op where it is registered, else the function of that name."

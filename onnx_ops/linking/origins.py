@@ -8,13 +8,11 @@ from collections.abc import Iterable
 
 import onnx
 
-from onnx_ops.core.domain import DOMAIN
+from onnx_ops.core.domain import DOMAIN, INLINED
 from onnx_ops.graph.functions import Key, called_key, callees_first, function_key
 from onnx_ops.graph.walk import Place, placed_nodes
 from onnx_ops.ops import OPS
 
-INNER = "_inlfunc_"
-"""Prefix of onnxruntime for values of inlined functions, followed by the function's name and the value's name."""
 REPEATED = re.compile(r"_token_\d+(?=_)")
 """Between the two names, from the second call of a function on."""
 
@@ -44,13 +42,13 @@ class Origins:
 
         for key in callees_first(functions):
             made[key] = values(placed[key])
-        inner = {f"{INNER}{key[1]}_{value}": label for key in made for value, label in made[key].items()}
+        inner = {f"{INLINED}{key[1]}_{value}": label for key in made for value, label in made[key].items()}
         self.labels = inner | values(placed[None])
         """The descriptions by output; for a function that is called several times, by those of its first call."""
 
     def __call__(self, value: str) -> str | None:
         """The description of the node that computes a value; None if no node of the domain does."""
-        if value in self.labels or not value.startswith(INNER):
+        if value in self.labels or not value.startswith(INLINED):
             return self.labels.get(value)
         shorter = (value[: m.start()] + value[m.end() :] for m in REPEATED.finditer(value))
         return next((self.labels[name] for name in shorter if name in self.labels), None)

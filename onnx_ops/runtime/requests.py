@@ -23,6 +23,7 @@ import onnxruntime as ort
 from onnx import helper
 
 from onnx_ops.core.call import Call
+from onnx_ops.core.domain import is_omitted
 from onnx_ops.core.errors import OpError, at_node, node_label
 from onnx_ops.core.op import Op
 from onnx_ops.core.types import TensorType
@@ -119,7 +120,7 @@ def _create_kernel(api: OrtApi, asker: int, own: int, api_address: int, info: in
     if op is None:
         parts, label = _PROBE_PARTS, ""
     else:
-        outputs = _output_names(api, info)
+        outputs = ["" if is_omitted(name) else name for name in _output_names(api, info)]
         label = _node_label(asker, next(filter(None, outputs), ""))
         with at_node(label):
             call = _call_of_node(api, op, info, outputs)

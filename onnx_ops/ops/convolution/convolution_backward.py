@@ -18,9 +18,11 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.memory import (
+    FLOAT,
     address_of,
     allocate,
     computing_size,
+    floats_at,
     free,
     item_size,
     read_numbers,
@@ -29,7 +31,7 @@ from onnx_ops.loops.memory import (
     whole_lines,
     write_numbers,
 )
-from onnx_ops.loops.primitives import Floating, helper, total_of
+from onnx_ops.loops.primitives import Floating, add_any_order, helper, total_of, wide
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel, attributes_of
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.convolution._blocked import (
@@ -151,6 +153,8 @@ def reference(
 
 GRAD, IMAGE, WEIGHT = range(3)
 BY_INPUT, BY_WEIGHT, BY_BIAS = range(3)
+PART = 2048
+"""Elements of a plane whose sum is added to that of a channel."""
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
 
@@ -220,22 +224,28 @@ def prepare(job: Job, number: int, dtype: Floating) -> None:
 
 @helper
 def add_bias_gradient(job: Job, layout: Blocks, channel: int) -> None:
-    """Sum the gradients of a channel of the output: in float32 or float64 along a row, of which rows in float64."""
+    """Sum the gradients of a channel of the output in float64; those of float64 pairwise in each part of a plane."""
     kernel = record_at(job.kernel, KERNEL)
-    element_type, places = kernel.element_type[GRAD], volume(layout.count)
-    total, row = 0.0, layout.count[2]
-    step = row * item_size(element_type)
-    memory, numbers, result = allocate((row, np.float64), (1, np.float64))
+    element_type, places, size = kernel.element_type[GRAD], volume(layout.count), item_size(kernel.element_type[GRAD])
+    total = 0.0
+    memory, numbers, result = allocate((PART, np.float64), (1, np.float64))
     if memory == 0:
         job.failed = NO_MEMORY
         return
     for sample in range(layout.samples):
-        begin = (sample * layout.groups * layout.outputs + channel) * places * item_size(element_type)
-        for line in range(layout.count[0] * layout.count[1]):
-            read_numbers(kernel.read, job.data[GRAD] + begin + line * step, element_type, row, address_of(numbers))
-            total += total_of(numbers, 0, row)
+        plane = job.data[GRAD] + (sample * layout.groups * layout.outputs + channel) * places * size
+        for first in range(0, places, PART):
+            count = min(PART, places - first)
+            if element_type == FLOAT:
+                grads, part = floats_at(plane + first * size, count), 0.0
+                for i in range(count):
+                    part = add_any_order(part, wide(grads[i]))
+                total += part
+            else:
+                read_numbers(kernel.read, plane + first * size, element_type, count, address_of(numbers))
+                total += total_of(numbers, 0, count)
     result[0] = total
-    target = job.output[BY_BIAS] + channel * item_size(element_type)
+    target = job.output[BY_BIAS] + channel * size
     write_numbers(kernel.write, address_of(result), element_type, 1, target)
     free(memory)
 

@@ -22,6 +22,14 @@ aten = torch.ops.aten
 
 FEW_CHANNELS = 8
 """Up to this number of input channels, all taps of a kernel are one product of matrices; above, each is its own."""
+FEWEST_CHANNELS = 3
+"""Up to this number of input channels, the gradient with respect to the input is faster by ConvTranspose."""
+FEW_OUTPUTS = 16
+"""With few input channels, ops of this domain are faster than products of matrices up to this number of channels of the
+output, or from MANY_TERMS products for each element on."""
+MANY_TERMS = 100
+NARROW = 16
+"""Up to this width of the output, the convolution itself is faster by onnxruntime's Conv, unless it has MANY_TERMS."""
 FEW_PIXELS = 9
 """Up to this number of pixels of an image, a pointwise convolution is one product for all samples: onnxruntime's Conv
 has one per sample, of as many columns as there are pixels, and takes up to three times as long. From 16 pixels on it is
@@ -153,7 +161,7 @@ def _convolution_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Value, ...]:
     window = _window(sizes(weight)[2:], stride, padding, dilation, groups)
-    if not transposed and _is_op_faster(weight, window):
+    if not transposed and _is_gradient_by_op(weight, window, output_mask[0]):
         return aclnn.ConvolutionBackward(grad, x, weight, **window.settings)
     # The exporter takes no None for outputs that are not used.
     by_x = by_weight = by_bias = grad
@@ -180,9 +188,42 @@ def _convolution_backward(
     return by_x, by_weight, by_bias
 
 
-def _is_op_faster(weight: Value, window: Window) -> bool:
-    """Whether an op of this domain computes a convolution and its gradients, rather than products of matrices."""
-    return sizes(weight)[1] > FEW_CHANNELS and not window.is_pointwise
+def _is_by_op(x: Value, weight: Value, window: Window) -> bool:
+    """Whether an op of this domain computes a convolution."""
+    if sizes(weight)[1] > FEW_CHANNELS or window.is_pointwise:
+        return not window.is_pointwise
+    width = sizes(x)[-1]
+    is_narrow = 0 <= width <= NARROW * window.stride[-1]
+    return _is_faster(weight, window) and (not is_narrow or _has_many_terms(weight, window))
+
+
+def _is_gradient_by_op(weight: Value, window: Window, by_input: bool) -> bool:
+    """Whether an op of this domain computes the gradients of a convolution, rather than products of matrices.
+
+    by_input: whether that with respect to the input is wanted.
+    """
+    inputs = sizes(weight)[1]
+    if inputs > FEW_CHANNELS or window.is_pointwise:
+        return not window.is_pointwise
+    if not _is_faster(weight, window) and not (_is_whole(weight, window) and max(window.stride) > 1):
+        return False
+    return inputs > FEWEST_CHANNELS or not by_input
+
+
+def _is_faster(weight: Value, window: Window) -> bool:
+    """Whether a convolution with few input channels, and its weight gradient, are faster by ops of this domain."""
+    outputs, inputs = sizes(weight)[:2]
+    is_faster = outputs <= FEW_OUTPUTS or inputs > FEWEST_CHANNELS or _has_many_terms(weight, window)
+    return is_faster and _is_whole(weight, window)
+
+
+def _is_whole(weight: Value, window: Window) -> bool:
+    """Whether all input channels, of a known number, contribute to each output, and windows are no patches."""
+    return window.groups == 1 and sizes(weight)[1] > 0 and not window.is_tiling
+
+
+def _has_many_terms(weight: Value, window: Window) -> bool:
+    return sizes(weight)[1] * math.prod(window.kernel) >= MANY_TERMS
 
 
 @rewrites("Convolution")
@@ -251,7 +292,7 @@ def _forward(x: Value, weight: Value, window: Window) -> Value:
     if _is_depthwise_op(x, weight, window):
         return _depthwise(x, weight, window)
     if x.dtype != ir.DataType.DOUBLE:
-        if _is_op_faster(weight, window) or _is_product_of_pixels(window, x, sizes(weight)[:2]):
+        if _is_by_op(x, weight, window) or _is_product_of_pixels(window, x, sizes(weight)[:2]):
             return aclnn.Convolution(x, weight, **window.settings)
         return op.Conv(x, weight, **window.attributes)
     # onnxruntime has no float64 Conv: im2col, times the weights.
