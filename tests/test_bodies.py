@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 import onnx_ops
 from onnx_ops.bodies.body import Body
 from onnx_ops.core.call import Call
-from onnx_ops.core.domain import DOMAIN, opset_import
+from onnx_ops.core.domain import DOMAIN, OMITTED, opset_import
 from onnx_ops.core.op import Example, Op
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.signature import Input, Output, OutputType, Signature
@@ -166,9 +166,10 @@ def test_what_no_node_wants_is_not_computed() -> None:
     inputs = arrays((np.float32, np.float32))
     linked = onnx_ops.link(model([node(0, ["sum", "", "product"])], inputs))
     portable, public = linked.functions
-    assert list(portable.output) == list(public.output) == ["sum", "difference", "product"]
+    assert list(portable.output) == ["sum", "difference", "product"]
+    assert list(public.output) == ["sum", f"{OMITTED}difference", f"{OMITTED}product"]
     assert "Sub" not in [n.op_type for n in portable.node]
-    assert list(public.node[0].output) == ["sum", "", "product"]
+    assert list(public.node[0].output) == ["sum", "", f"{OMITTED}product"]
     linked = onnx_ops.link(model([node(0, ["sum", ""])], inputs))
     assert [list(f.output) for f in linked.functions] == [["sum"], ["sum"]]
     assert list(linked.graph.node[0].output) == ["sum0"]

@@ -719,7 +719,7 @@ def test_refused_run_of_a_plain_session_names_the_output() -> None:
 
 
 CONVOLUTIONS = """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1]>
-graph (float[N,2,3] g, float[N,1,M] x, float[2,1,2] w, float[N,2,3] h) => (float[N,1,M] i, float[2,1,2] k, float[2] l) {
+graph (float[N,2,3] g, float[N,1,M] x, float[2,1,2] w, float[N,2,P] h) => (float[N,1,M] i, float[2,1,2] k, float[2] l) {
     i, j, ignored = aclnn.ConvolutionBackward (g, x, w)
     unread, k, l = aclnn.ConvolutionBackward (h, x, w)
 }"""
