@@ -34,6 +34,13 @@ def _powers(x: Tensor, *, N: Size | None = None) -> Tensor:
     return x.unsqueeze(-1) ** torch.arange(x.shape[-1] if N is None else N)
 
 
+@replaces(torch.vander)
+def _columns_of_powers(x: Tensor, N: Size | None = None, increasing: bool = False) -> Tensor:
+    """The powers (n, N) of a vector, in descending order; autograd refuses PyTorch's own, written in place."""
+    powers = _powers(x, N=N)
+    return powers if increasing else powers.flip(-1)
+
+
 @replaces(torch.kron, torch.Tensor.kron)
 def _kron(input: Tensor, other: Tensor) -> Tensor:
     """The Kronecker product; PyTorch's own code makes numbers of dynamic sizes."""

@@ -6,10 +6,12 @@ depends on its build.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._mode_utils import no_dispatch
@@ -93,7 +95,7 @@ class Float32Computation(TorchDispatchMode):
         wide = {id(leaf): _wide(leaf) for leaf in tree_leaves((args, kwargs)) if _is_narrow(leaf)}
         changed = [tensor for tensor in tree_leaves(list(written(func, args, kwargs))) if _is_narrow(tensor)]
         originals = {id(wide[id(tensor)]): tensor for tensor in changed}
-        with disable_proxy_modes_tracing():
+        with disable_proxy_modes_tracing(), _without_new_sizes(args):
             expected = func(*args, **kwargs)
         with torch._C._DisableAutocast():
             if func in ROUNDED_SCALARS and isinstance(args[1], float):
@@ -116,6 +118,15 @@ class Float32Computation(TorchDispatchMode):
                 " float32: write to elements of the tensor itself, select by torch.where,"
                 " or compute it in float32"
             )
+
+
+def _without_new_sizes(args: tuple[Any, ...]) -> contextlib.AbstractContextManager[None]:
+    """A context in which the sizes of results that depend on data are none that the graph computes."""
+    mode = detect_fake_mode(args)
+    if mode is None or mode.shape_env is None:
+        return contextlib.nullcontext()
+    found: contextlib.AbstractContextManager[None] = mode.shape_env.ignore_fresh_unbacked_symbols()
+    return found
 
 
 def _is_view(func: OpOverload) -> bool:
