@@ -14,6 +14,7 @@ from captures import gradients
 from cases import names_with
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
 
 import onnx_ops
@@ -108,6 +109,18 @@ def test_dynamic_sizes() -> None:
     model = Heads(causal, key_heads=2)
     shapes = {"x": {0: n, 1: queries}, "y": {0: n, 1: keys}}
     assert op_types(gradients(model, loss, (x, y), dynamic_shapes=shapes).model) >= OPS
+
+
+@pytest.mark.parametrize("bias", [causal_lower_right, causal_upper_left])
+@pytest.mark.parametrize("keys", [KEYS, QUERIES])
+def test_causal_biases(bias: Callable[..., CausalBias], keys: int) -> None:
+    def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, bias(query.shape[-2], key.shape[-2]))
+
+    x, y = inputs()
+    n, time = Dim("n"), Dim("time")
+    shapes = {"x": {0: n, 1: time}, "y": {0: n, 1: time if keys == QUERIES else Dim("keys")}}
+    gradients(Heads(causal), loss, (x, y[:, :keys]), dynamic_shapes=shapes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

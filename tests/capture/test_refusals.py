@@ -70,9 +70,10 @@ REFUSED = {
         lambda x: torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
         rf"the control flow operator cond {LINE} cannot be captured.*torch\.cond",
     ),
+    "bits": (lambda x: x * x.view(torch.int32), rf"view reads the bits .* torch\.frexp.* \({LINE}\)"),
     "max_norm": (
         lambda x: torch.nn.functional.embedding(torch.tensor([1]), x, max_norm=1.0),
-        "max_norm rewrites its weights",
+        rf"max_norm rewrites its weights.* \({LINE}\)",
     ),
 }
 
@@ -120,6 +121,15 @@ def test_dynamic_sizes_in_place_of_numbers(function: Callable[[torch.Tensor], to
     message = rf"{WHERE} does with a dynamic size what only numbers allow {LINE} \(TypeError.*let dynamic_shapes not"
     model = Model(lambda x: function(x) if isinstance(x.shape[0], torch.SymInt) else x)
     with pytest.raises(CaptureError, match=message):
+        gradients(
+            model, lambda model, x: model(x).sum(), (torch.ones(5, 1, 3),), dynamic_shapes=({0: torch.export.Dim("N")},)
+        )
+
+
+def test_a_text_of_a_dynamic_size() -> None:
+    """Which another text would be of another size; that of an f-string has a name in place of the number."""
+    model = Model(lambda x: x * len("%d" % x.shape[0]))
+    with pytest.raises(CaptureError, match=rf"makes the number 5 of it \({LINE}\): .*'%d' % where an f-string does"):
         gradients(
             model, lambda model, x: model(x).sum(), (torch.ones(5, 1, 3),), dynamic_shapes=({0: torch.export.Dim("N")},)
         )

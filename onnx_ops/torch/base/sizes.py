@@ -21,6 +21,11 @@ def of_each_axis(value: Size | Sequence[Any], rank: int) -> list[Any]:
     return values * rank if len(values) == 1 else values
 
 
+def in_example(size: Size) -> int:
+    """A size in the example; 2 for one that depends on data."""
+    return size if isinstance(size, int) else size.node.hint if size.node.has_hint() else 2
+
+
 def may_be_zero(size: Size) -> bool:
     return not statically_known_true(size >= 1)
 

@@ -9,19 +9,23 @@ gradient is taken from the result (Dao et al. 2022): the sum over keys of dP * P
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.nn import functional
+from torch.nn.attention.bias import CausalBias, CausalVariant
+from torch.utils._python_dispatch import _disable_current_modes
 
 from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.base.second_derivatives import gradients_of
-from onnx_ops.torch.base.sizes import may_be_zero
+from onnx_ops.torch.base.sizes import Size, may_be_zero
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.base.transforms import within_transforms
 
@@ -120,6 +124,31 @@ class _Fused(torch.autograd.Function):
         return *domain_ops.FlashAttentionScoreGrad(*inputs, **ctx.settings), *[None] * 5
 
 
+@contextlib.contextmanager
+def causal_biases() -> Iterator[None]:
+    """A context in which a CausalBias can be made, of dynamic sizes too: a trace makes no subclass of Tensor."""
+    with mock.patch.multiple(CausalBias, __new__=_new_bias, __init__=_init_bias):
+        yield
+
+
+def _new_bias(cls: type[CausalBias], *args: object) -> CausalBias:
+    with _disable_current_modes():
+        return Tensor.__new__(cls)
+
+
+def _init_bias(bias: CausalBias, variant: CausalVariant, seq_len_q: Size, seq_len_kv: Size) -> None:
+    """Without the warning of more queries than keys, for which dynamic sizes are compared."""
+    bias.variant, bias.seq_len_q, bias.seq_len_kv = variant, seq_len_q, seq_len_kv
+
+
+def _materialized(bias: CausalBias) -> tuple[Tensor | None, bool]:
+    """The mask of a bias, if it needs one, and otherwise that the attention is causal."""
+    more = bias.seq_len_kv - bias.seq_len_q
+    if bias.variant == CausalVariant.UPPER_LEFT or statically_known_true(more == 0):
+        return None, True
+    return torch.arange(bias.seq_len_q)[:, None] + more >= torch.arange(bias.seq_len_kv), False
+
+
 @replaces(functional.scaled_dot_product_attention)
 def attention(
     query: Tensor,
@@ -132,6 +161,8 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """As torch.nn.functional.scaled_dot_product_attention."""
+    if isinstance(attn_mask, CausalBias) and not is_causal:
+        attn_mask, is_causal = _materialized(attn_mask)
     if dropout_p == 1 or within_transforms() or (is_causal and attn_mask is not None):
         options = attn_mask, dropout_p, is_causal
         return functional.scaled_dot_product_attention(query, key, value, *options, scale=scale, enable_gqa=enable_gqa)

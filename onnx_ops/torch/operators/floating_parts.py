@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnx_ops.torch.base.table import replaces
+from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.table import decomposes, replaces
 
 
 def _computing(dtype: torch.dtype) -> torch.dtype:
@@ -66,3 +67,16 @@ def _nextafter(input: Tensor, other: Tensor) -> Tensor:
 @replaces(Tensor.nextafter_)
 def _nextafter_(self: Tensor, other: Tensor) -> Tensor:
     return self.copy_(_nextafter(self, other))
+
+
+@decomposes(torch.ops.aten.view.dtype)
+def _bits(self: Tensor, dtype: torch.dtype) -> Any:
+    if self.dtype == dtype:
+        return torch.ops.aten.alias.default(self)
+    if self.is_complex() or dtype.is_complex:
+        return NotImplemented
+    raise CaptureError(
+        f"view reads the bits of a tensor of {self.dtype} as {dtype}, for which ONNX has no operator before opset 26."
+        " Use torch.frexp, torch.ldexp and torch.signbit for the parts of a number, or compute it before the step and"
+        " pass it in as an argument"
+    )

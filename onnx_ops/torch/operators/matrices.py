@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.torch.base.nodes import Value, integers, op
-from onnx_ops.torch.base.sizes import Size
+from onnx_ops.torch.base.sizes import Size, in_example
 from onnx_ops.torch.base.table import decomposes, replaces, translates
 
 
@@ -25,6 +27,41 @@ def _mv(matrix: Value, vector: Value) -> Value:
 def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     outer = input1.unsqueeze(-1) * input2.unsqueeze(-2)
     return functional.linear(outer.flatten(-2), weight.flatten(1), bias)
+
+
+@replaces(torch.linalg.multi_dot)
+def _multi_dot(tensors: Sequence[Tensor]) -> Any:
+    """The product of matrices, of which the first and the last may be vectors, in the best order for the example."""
+    if len(tensors) < 2 or not any(is_symbolic(size) for tensor in tensors for size in tensor.shape):
+        return NotImplemented
+    first, *_, last = tensors
+    matrices = [first[None] if first.dim() == 1 else first, *tensors[1:-1], last[:, None] if last.dim() == 1 else last]
+    product = _product(matrices)
+    product = product.squeeze(1) if last.dim() == 1 else product
+    return product.squeeze(0) if first.dim() == 1 else product
+
+
+def _product(matrices: Sequence[Tensor]) -> Tensor:
+    """By the fewest multiplications in the example (Cormen et al., Introduction to Algorithms, matrix chains)."""
+    sizes = [in_example(size) for size in (matrices[0].shape[0], *(matrix.shape[1] for matrix in matrices))]
+    costs = {(i, i + 1): (0, i) for i in range(len(matrices))}
+    for length in range(2, len(sizes)):
+        for i, k in enumerate(range(length, len(sizes))):
+            products = range(i + 1, k)
+            costs[i, k] = min((costs[i, j][0] + costs[j, k][0] + sizes[i] * sizes[j] * sizes[k], j) for j in products)
+
+    def product(i: int, k: int) -> Tensor:
+        if k - i == 1:
+            return matrices[i]
+        _, j = costs[i, k]
+        return product(i, j) @ product(j, k)
+
+    return product(0, len(matrices))
+
+
+@replaces(torch.chain_matmul)
+def _chain_matmul(*matrices: Any, out: Tensor | None = None) -> Any:
+    return NotImplemented if out is not None or not isinstance(matrices[0], Tensor) else _multi_dot(matrices)
 
 
 @replaces(torch.linalg.vander)

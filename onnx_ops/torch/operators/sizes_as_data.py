@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.types import py_sym_types
+from torch.utils._sympy.functions import FloatTrueDiv, FloorDiv, IntTrueDiv, ToFloat
 
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.nodes import op
@@ -90,6 +93,59 @@ def _filled(data: object, dtype: torch.dtype) -> Tensor:
     if isinstance(data, Tensor):
         return data.detach().reshape(()).to(dtype)
     return torch.full((), data, dtype=dtype)
+
+
+@replaces(torch.Tensor.nbytes.__get__)
+def _nbytes(self: Tensor) -> Size:
+    return self.numel() * self.element_size()
+
+
+@replaces(torch.arange)
+def _arange(*bounds: Number, **options: Any) -> Any:
+    """As torch.arange; of fractions of dynamic sizes too, whose number of elements is an expression of integers."""
+    named = [options.get(name) for name in ("start", "end", "step")]
+    given = [*bounds, *(bound for bound in named if bound is not None)]
+    start, end, step = given if len(given) == 3 else [*given, 1] if len(given) == 2 else [0, *given, 1]
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    if not any(isinstance(bound, torch.SymFloat) for bound in given) or not dtype.is_floating_point:
+        return NotImplemented
+    count = _rounded_up(start, end, step)
+    if count is None:
+        return NotImplemented
+    values = start + step * torch.arange(count, dtype=torch.float64)
+    return values.to(dtype).requires_grad_(options.get("requires_grad", False))
+
+
+DENOMINATOR = 2**20
+"""The largest one of numbers whose products with sizes are exact in float64, or too far from an integer to be it."""
+
+
+def _rounded_up(start: Number, end: Number, step: Number) -> Size | None:
+    """ceil((end - start) / step) as a quotient of integers; None where float64 numbers may round to another one.
+
+    In PyTorch's expression the terms of sizes are apart, so that it is equal to no other size.
+    """
+    known = next(bound.node.shape_env for bound in (start, end, step) if isinstance(bound, torch.SymFloat))
+    first, last, by = map(_exact, (start, end, step))
+    if first is None or last is None or by is None or not by.is_number or not by:
+        return None
+    count = sympy.expand((last - first) / by)
+    if not count.is_polynomial(*count.free_symbols):
+        return None
+    whole = math.lcm(*(int(factor.q) for factor in count.as_coefficients_dict().values()))
+    rounded = -FloorDiv(-count * whole, whole)
+    found: Size = known.create_symintnode(rounded, hint=int(rounded.xreplace(known.backed_var_to_val)))
+    return found
+
+
+def _exact(number: Number) -> sympy.Expr | None:
+    """A number as an expression of sizes that float64 computes without rounding up to an integer."""
+    expression = number.node.expr if isinstance(number, torch.SymInt | torch.SymFloat) else sympy.sympify(number)
+    expression = expression.replace(IntTrueDiv, lambda part, whole: part / whole)
+    expression = expression.replace(FloatTrueDiv, lambda part, whole: part / whole).replace(ToFloat, lambda size: size)
+    expression = expression.xreplace({each: sympy.Rational(each) for each in expression.atoms(sympy.Float)})
+    exact = all(each.q <= DENOMINATOR for each in expression.atoms(sympy.Rational))
+    return expression if exact else None
 
 
 @replaces(torch.linspace)

@@ -35,7 +35,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.base.arguments import Dimension
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.base.sizes import Size
+from onnx_ops.torch.base.sizes import Size, in_example
 from onnx_ops.torch.tracing.batching import symbolic_batches
 from onnx_ops.torch.tracing.certainty import is_certain
 from onnx_ops.torch.tracing.frames import Line, is_called_by_layer, is_called_by_model, is_called_by_operator
@@ -327,13 +327,8 @@ class _Paths:
         if not isinstance(subscripts, str):
             return self.function(subscripts, *operands, shapes=shapes, **options)
         given = operands if shapes else [operand.shape for operand in operands]
-        found = [tuple(map(_in_example, shape)) for shape in given]
+        found = [tuple(map(in_example, shape)) for shape in given]
         return self.function(subscripts, *found, shapes=True, **options)
-
-
-def _in_example(size: Size) -> int:
-    """A size in the example; 2 for one that depends on data."""
-    return size if isinstance(size, int) else size.node.hint if size.node.has_hint() else 2
 
 
 ATTENTION = "scaled_dot_product_attention"
@@ -459,7 +454,7 @@ def _transformed(out: Tensor, self: Tensor, out_sizes: Sequence[int], dim: Seque
 
     PyTorch's own function resizes `out`, which compares sizes, and sorts axes by strides.
     """
-    strides = [_in_example(stride) for stride in self.stride()]
+    strides = [in_example(stride) for stride in self.stride()]
     batch = sorted((axis for axis in range(self.dim()) if axis not in dim), key=lambda axis: -strides[axis])
     order = [*batch, *dim]
     return out.new_empty([out_sizes[axis] for axis in order]).permute([order.index(axis) for axis in range(self.dim())])
