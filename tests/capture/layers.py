@@ -118,7 +118,7 @@ REASONS: dict[str, str] = {
         f"lambda x: {text}": reason
         for reason, texts in {
             "computes eigenvalues that may be complex": ("torch.linalg.eigvals(x[:, :6]).abs()",),
-            _NO_FUNCTION: ("torch.special.gammainc(torch.ones_like(x), x.exp())",),
+            _NO_FUNCTION: ("torch.special.zeta(2.5, x.exp())",),
         }.items()
         for text in texts
     },
@@ -594,7 +594,9 @@ torch.rsub(x, 1.5); 1 / (x + 5); x / 3; x.float().to(x.dtype); x.nan_to_num(); x
 F.softmin(x, 1); F.logsigmoid(x); torch.special.erfc(x); torch.special.expit(x); torch.special.i0(x);
 torch.special.i0e(x); torch.special.i1(9 * x); torch.special.i1e(x); torch.special.erfcx(x);
 torch.special.log_ndtr(3 * x); torch.special.ndtri(x.sigmoid()); (x - 3).lgamma(); torch.mvlgamma(x.exp() + 2, 3);
-torch.special.xlog1py(x, x.exp()); torch.special.entr(x.exp()); torch.special.gammainc(torch.ones_like(x), x.exp());
+torch.special.xlog1py(x, x.exp()); torch.special.entr(x.exp());
+torch.special.gammainc(torch.ones_like(x), x.exp()); torch.special.gammaincc(x.sigmoid().detach(), x.exp());
+torch.special.zeta(2.5, x.exp()); x * torch.special.bessel_j0(x.detach());
 torch.polygamma(2, x.exp()); x.clamp(0, 0.7);
 torch.trapezoid(x); torch.cross(x[:, :3], x[:, 3:6], dim=1); torch.renorm(x, 2, 0, 1.0); x.cov(); x.corrcoef();
 torch.cumulative_trapezoid(x); torch.combinations(x[0]); torch.combinations(x[0], 3);

@@ -88,13 +88,14 @@ def _undefined(x: Tensor, found: Tensor) -> Tensor:
 @in_float64
 def _lgamma(x: Tensor) -> Tensor:
     z = x.abs()
-    found = _lgamma_of_positive(z)
+    found = log_gamma_of_positive(z)
     sine = (_from_integer(z) * math.pi).sin().abs()
     found = torch.where(x < 0, math.log(math.pi) - sine.log() - z.log() - found, found)
     return _undefined(x, torch.where(z == math.inf, math.inf, found))
 
 
-def _lgamma_of_positive(z: Tensor) -> Tensor:
+def log_gamma_of_positive(z: Tensor) -> Tensor:
+    """Of float64 numbers."""
     small, y, product = z < 1, z, torch.ones_like(z)
     for _ in range(FAR - 3):
         high = y >= 3

@@ -121,7 +121,7 @@ class Locations(TorchDispatchMode):
             return self._locations[name]
         stem = re.sub(r"_(backward|scatter)$", "", name).lstrip("_")
         for known, location in self._locations.items():
-            if known.strip("_").startswith(stem) and not known.endswith("_backward"):
+            if known.strip("_").removeprefix("special_").startswith(stem) and not known.endswith("_backward"):
                 return location
         return self._locations.get(name, Location("the loss", None))
 
@@ -170,9 +170,9 @@ def explained(where: Locations) -> Iterator[None]:
     try:
         yield
     except CaptureError as error:
-        text = str(error).split("\n\nWhile executing ")[0]  # torch.fx adds the node
-        line = None if re.search(r"\bline \d", text) else line_of_error(error)
-        error.args = (text if line is None else f"{text} (at {line})",)
+        said = str(error).split("\n\nWhile executing ")[0]  # torch.fx adds the node
+        line = None if re.search(r"\bline \d", said) else line_of_error(error)
+        error.args = (said if line is None else f"{said} (at {line})",)
         raise
     except Exception as error:
         links = list(causes(error, before))
