@@ -1,4 +1,4 @@
-"""Draws from gamma and Dirichlet distributions, and their gradients, compared with PyTorch."""
+"""Draws from gamma, Dirichlet and von Mises distributions, and gradients, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -49,6 +49,23 @@ def test_moments_of_draws(dtype: torch.dtype) -> None:
     assert (np.abs(shares.mean(0) - mean) < 5 * np.sqrt(variance / SIZE)).all()
     np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-6)
     assert gamma.dtype == shares.dtype == np.zeros(0, str(dtype).removeprefix("torch.")).dtype
+
+
+def test_angles() -> None:
+    """The mean of the cosine, I1(k) / I0(k), within 5 standard deviations; of a dynamic number of samples."""
+
+    def loss(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+        drawn = distributions.VonMises(x[:, 0], x[:, 1]).sample()
+        return {"loss": (model(x)[:, 0] * drawn).mean(), "drawn": drawn}
+
+    concentrations = torch.tensor([0.1, 1.0, 30.0])
+    x = torch.stack([torch.full((3 * SIZE // 10,), 0.5), concentrations.repeat(SIZE // 10)], 1)
+    capture = gradients(nn.Linear(2, 1), loss, (x[:6],), dynamic_shapes=({0: Dim("N")},))
+    (drawn,) = onnx_ops.InferenceSession(capture.model).run(["drawn"], capture.state | {"x": x.numpy()})
+    cosines = np.cos(drawn.reshape(-1, 3) - 0.5)
+    mean = (torch.special.i1e(concentrations) / torch.special.i0e(concentrations)).numpy()
+    assert (np.abs(cosines.mean(0) - mean) < 5 * cosines.std(0) / np.sqrt(SIZE // 10)).all()
+    assert (np.abs(np.sin(drawn.reshape(-1, 3) - 0.5).mean(0)) < 5 / np.sqrt(SIZE // 10)).all()
 
 
 def test_reparametrized_samples_of_a_dynamic_batch() -> None:

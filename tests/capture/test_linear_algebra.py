@@ -169,6 +169,15 @@ def test_matrices_of_dynamic_size() -> None:
     assert np.isnan(factors[1, -1, -1])
 
 
+def test_norms_of_more_rows_than_columns_or_fewer() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        rows = model(x)
+        return rows.norm("nuc") + linalg.cond(rows)
+
+    torch.manual_seed(0)
+    compared(nn.Linear(4, 4), loss, [torch.randn(n, 4) for n in (3, 6, 2)], {0: Dim("N")})
+
+
 SPECTRA = (
     lambda n: np.logspace(0, -8, n),
     lambda n: np.where(np.arange(n) % 3, 1e-30, 0),

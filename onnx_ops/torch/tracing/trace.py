@@ -32,6 +32,7 @@ from onnx_ops.torch.base.arguments import Dimension
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.attention import causal_biases
+from onnx_ops.torch.operators.von_mises import bounded_rejections
 from onnx_ops.torch.tracing.branches import Made, without_guards
 from onnx_ops.torch.tracing.caches import bypassed_caches, hashes_a_size, without_traced_values
 from onnx_ops.torch.tracing.constants import Constants
@@ -101,7 +102,13 @@ def eager_mode() -> Iterator[None]:
     Attention consists of the same operators, which draw random numbers in the same order, functions that PyTorch has on
     GPUs only are available, and gradients that PyTorch's kernels get wrong are right.
     """
-    with Substitution(TABLE.missing | TABLE.corrections), portable_kernels(), causal_biases(), written_control_flow():
+    with (
+        Substitution(TABLE.missing | TABLE.corrections),
+        portable_kernels(),
+        causal_biases(),
+        bounded_rejections(),
+        written_control_flow(),
+    ):
         yield
 
 
@@ -462,6 +469,7 @@ def _substituted(native: Collection[Any] = ()) -> Iterator[None]:
     with (
         _symbolic_distributions(),
         causal_biases(),
+        bounded_rejections(),
         Float32Computation(),
         single_reads(),
         symbolic_extremes(),

@@ -10,10 +10,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.return_types import svd
 
 from onnx_ops.torch.base.table import checks, decomposes, replaces
+from onnx_ops.torch.base.transforms import within_transforms
 from onnx_ops.torch.operators.linear_algebra.loops import orthonormal, reflected, reflections
 from onnx_ops.torch.operators.linear_algebra.rotations import orthogonal_rows
 from onnx_ops.torch.operators.linear_algebra.solving import same_batches
@@ -160,13 +162,42 @@ def _svd(A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, dri
     return left.to(A.dtype), (values * scale).to(A.dtype), right.mT.to(A.dtype)
 
 
+class _SingularValues(torch.autograd.Function):
+    """Whose gradient, unlike PyTorch's own, does not compare the numbers of rows and columns."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, matrix: Tensor) -> Tensor:
+        left, values, transposed = torch.linalg.svd(matrix, full_matrices=False)
+        ctx.save_for_backward(matrix, left, transposed)
+        return values
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
+        matrix, left, transposed = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            left, _, transposed = torch.linalg.svd(matrix, full_matrices=False)
+        return (left * gradient.unsqueeze(-2)) @ transposed
+
+
+@replaces(torch.linalg.svdvals)
+def singular_values(input: Tensor, *, driver: str | None = None) -> Tensor:
+    """As torch.linalg.svdvals."""
+    rows, columns = input.shape[-2:]
+    compared = statically_known_true(rows < columns) or statically_known_true(rows >= columns)
+    differentiated = torch.is_grad_enabled() and input.requires_grad
+    if compared or not differentiated or input.is_complex() or within_transforms():
+        return torch.linalg.svdvals(input)
+    found: Tensor = _SingularValues.apply(input)
+    return found
+
+
 @replaces(torch.svd, torch.Tensor.svd)
 def _old_svd(input: Tensor, some: bool = True, compute_uv: bool = True) -> svd:
     if compute_uv:
         return torch.svd(input, some)
     rows, columns = input.shape[-2:]
     left, right = (input.new_zeros((*input.shape[:-2], size, size)) for size in (rows, columns))
-    return svd((left, torch.linalg.svdvals(input), right))
+    return svd((left, singular_values(input), right))
 
 
 def _divisor(norms: Tensor) -> Tensor:
