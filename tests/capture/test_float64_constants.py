@@ -59,6 +59,31 @@ def test_numbers_read_from_tensors() -> None:
     np.testing.assert_allclose(got, loss(model, batch).item(), rtol=1e-14)
 
 
+def test_numbers_that_are_no_float32() -> None:
+    def loss(model: nn.Linear, x: Tensor) -> dict[str, Tensor]:
+        y = model(x)
+        found = {
+            "power": 0.8**y,
+            "addmm": torch.addmm(y, x, x, beta=0.3, alpha=0.7),
+            "addmv": torch.addmv(y[0], x, y[0], beta=0.3, alpha=0.7),
+            "addr": torch.addr(y, x[0], y[0], beta=0.3, alpha=0.7),
+            "addbmm": torch.addbmm(y, x[None], y[None], beta=0.3, alpha=0.7),
+            "baddbmm": torch.baddbmm(y[None], x[None], y[None], beta=0.3, alpha=0.7),
+            "renorm": y.renorm(1.7, 0, 0.9),
+            "dist": torch.dist(y, x, 1.7),
+        }
+        return {"loss": sum(part.sum() for part in found.values())} | found
+
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 3).double(), torch.randn(3, 3, dtype=torch.float64)
+    capture = gradients(model, loss, (x,))
+    wanted = loss(model, x)
+    names = list(wanted)
+    got = onnx_ops.InferenceSession(capture.model).run(names, capture.state | {"x": x.numpy()})
+    for name, array in zip(names, got, strict=True):
+        np.testing.assert_allclose(array, wanted[name].detach(), rtol=1e-14, atol=1e-14, err_msg=name)
+
+
 def test_powers_of_integers_have_the_default_dtype() -> None:
     def loss(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
         numbers = torch.arange(1, 5)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
@@ -101,9 +102,26 @@ def _block_diag(*tensors: Tensor) -> Tensor:
     return torch.cat([block.to(dtype) for block in padded])
 
 
-@decomposes(torch.ops.aten.baddbmm.default)
-def _baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-    """Without a term whose factor is 0, which may hold NaN, such as memory that is not initialized."""
-    if beta != 0:
+def _added(product: Callable[..., Tensor]) -> Callable[..., Any]:
+    """A product of matrices or vectors, times `alpha`, and `self` times `beta`."""
+
+    def sum_of_products(self: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+        if beta == 0:  # `self` may hold NaN, such as memory that is not initialized
+            return product(first, second) * alpha
+        if self.dtype is torch.float64 and not all(map(_is_float32, (beta, alpha))):  # as which torch.onnx takes them
+            return self * beta + product(first, second) * alpha
         return NotImplemented
-    return torch.ops.aten.bmm.default(batch1, batch2) * alpha
+
+    return sum_of_products
+
+
+def _is_float32(number: float) -> bool:
+    return float(np.float32(number)) == number
+
+
+aten = torch.ops.aten
+decomposes(aten.addmm.default)(_added(aten.mm.default))
+decomposes(aten.addmv.default)(_added(aten.mv.default))
+decomposes(aten.addr.default)(_added(aten.outer.default))
+decomposes(aten.baddbmm.default)(_added(aten.bmm.default))
+decomposes(aten.addbmm.default)(_added(lambda first, second: aten.bmm.default(first, second).sum(0)))

@@ -16,10 +16,12 @@ from onnx_ops.core.reduction import Reduction
 from onnx_ops.torch.base.nodes import Value, integers, is_standard, number, op
 from onnx_ops.torch.base.requirements import require_elements
 from onnx_ops.torch.base.sizes import Size, may_be_empty, may_be_zero
-from onnx_ops.torch.base.table import decomposes, replaces, requires, translates
+from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, replaces, requires, translates
 from onnx_ops.torch.operators.recurrences import dtype_of_products, running_products
 
 aten = torch.ops.aten
+
+decomposed_by_pytorch(aten.dist.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.renorm.default)
 
 
 @decomposes(aten.linalg_vector_norm.default)

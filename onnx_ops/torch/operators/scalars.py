@@ -44,6 +44,7 @@ for _operator, _translation in (
     (aten.lerp.Scalar, core.aten_lerp),
     (aten.linspace.default, core.aten_linspace),
     (aten.new_full.default, core.aten_new_full),
+    (aten.pow.Scalar, core.aten_pow_scalar),
     (aten.scalar_tensor.default, core.aten_scalar_tensor),
 ):
     translates(_operator)(_exactly(_translation))
