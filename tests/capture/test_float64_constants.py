@@ -71,6 +71,7 @@ def test_numbers_that_are_no_float32() -> None:
             "baddbmm": torch.baddbmm(y[None], x[None], y[None], beta=0.3, alpha=0.7),
             "renorm": y.renorm(1.7, 0, 0.9),
             "dist": torch.dist(y, x, 1.7),
+            "xlog1py": torch.special.xlog1py(0.3, y.exp()),
         }
         return {"loss": sum(part.sum() for part in found.values())} | found
 

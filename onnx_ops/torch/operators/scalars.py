@@ -46,6 +46,7 @@ for _operator, _translation in (
     (aten.new_full.default, core.aten_new_full),
     (aten.pow.Scalar, core.aten_pow_scalar),
     (aten.scalar_tensor.default, core.aten_scalar_tensor),
+    (torch.ops.prims.scalar_tensor.default, core.aten_scalar_tensor),
 ):
     translates(_operator)(_exactly(_translation))
 
