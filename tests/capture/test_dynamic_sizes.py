@@ -257,6 +257,17 @@ def test_slopes(edge_order: int) -> None:
     compared_at(nn.Linear(3, 4), loss, [(5, 3), (3, 3), (8, 3)], Dim("N", min=edge_order + 1))
 
 
+def test_histograms() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        rows, flat = model(x), torch.ones_like(x)
+        counts, edges = torch.histogram(x.round(), 4, range=(-2.0, 2.0))
+        shares = x.histogram(torch.tensor([-1.0, 0.3, 2.0]).to(x), weight=x.abs(), density=True).hist
+        other = torch.histogram(flat, 3).hist * torch.histogram(x, 3).bin_edges[1:]
+        return rows.square().mean() * ((counts * edges[1:]).sum() + shares[0] + other.sum())
+
+    compared(nn.Linear(3, 2), loss, [(6, 3), (2, 3), (9, 3)], Dim("N"))
+
+
 def test_bincount() -> None:
     """As PyTorch Geometric counts the neighbours of a dynamic number of nodes."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -47,6 +48,36 @@ def _histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Te
     least, most = torch.where(flat, least - 1, least), torch.where(flat, most + 1, most)
     places = ((elements - least) / (most - least) * bins).to(torch.int64).clamp(max=bins - 1)
     return torch.zeros(bins, dtype=input.dtype).index_add(0, places, torch.ones_like(elements))
+
+
+@replaces(torch.histogram, torch.Tensor.histogram)
+def _histogram(
+    input: Tensor,
+    bins: int | Tensor,
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> Any:
+    elements = input.detach().reshape(-1)
+    edges = bins if isinstance(bins, Tensor) else _equal_bins(elements, bins, range)
+    last = edges.shape[0] - 2
+    bin_of_each = torch.searchsorted(edges, elements, right=True) - 1
+    bin_of_each = torch.where(elements == edges[-1], last, bin_of_each)
+    added = torch.ones_like(elements) if weight is None else weight.detach().reshape(-1)
+    added = torch.where((bin_of_each >= 0) & (bin_of_each <= last), added, 0)
+    counts = torch.zeros_like(edges[1:]).index_add(0, bin_of_each.clamp(0, last), added)
+    if density:
+        counts = counts / (counts.sum() * edges.diff())
+    return torch.return_types.histogram((counts, edges))
+
+
+def _equal_bins(elements: Tensor, bins: int, range: Sequence[float] | None) -> Tensor:
+    """The edges of bins between two numbers, by default between the extremes of the elements."""
+    least, most = elements.aminmax() if range is None else torch.tensor(range, dtype=elements.dtype)
+    flat = least == most
+    least, most = torch.where(flat, least - 0.5, least), torch.where(flat, most + 0.5, most)
+    return torch.linspace(least, most, bins + 1, dtype=elements.dtype)
 
 
 @replaces(torch.unique_consecutive, torch.Tensor.unique_consecutive)

@@ -451,11 +451,18 @@ def _restricted(size: str, where: Locations) -> str:
     return "" if line is None else f" (at {line})"
 
 
+_UNTRANSLATED = (
+    r"No ONNX function found for <OpOverload\(op='([\w.:]+)', overload='\w+'\)>",
+    r"(aten::\w+)\S*: attempted to run this operator with Meta tensors",
+)
+"""Messages of PyTorch for an operator that it cannot export, or not even trace."""
+
+
 def _no_translation(error: BaseException, where: Locations) -> str | None:
-    found = re.search(r"No ONNX function found for <OpOverload\(op='([\w.:]+)', overload='(\w+)'\)>", str(error))
-    if not found:
-        return None
-    return untranslated(found.group(1).replace("::", "."), where)
+    for message in _UNTRANSLATED:
+        if found := re.search(message, str(error)):
+            return untranslated(found[1].replace("::", "."), where)
+    return None
 
 
 def untranslated(operator: str, where: Locations) -> str:
