@@ -7,6 +7,7 @@ quotients of negative integers towards 0.
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from torch.fx import GraphModule, Node
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.nodes import Value, double, integer, integers, op
 from onnx_ops.torch.base.sizes import Number
-from onnx_ops.torch.operators import integer_division
+from onnx_ops.torch.operators import TABLE, integer_division
 from onnx_ops.torch.tracing.certainty import is_certain
 
 DOUBLE, FLOAT, INT64 = ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.INT64
@@ -92,12 +93,31 @@ def _as_double(number: float | Value) -> Value:
 
 
 def _arithmetic(write: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator on two numbers, in int64 if both are integers, else in float64."""
+    """An operator on two numbers, or sums and products of more, in int64 if all are integers, else in float64."""
 
-    def translated(self: float | Value, other: float | Value) -> Value:
-        if _is_integer(self) and _is_integer(other):
-            return write(_as_int64(self), _as_int64(other))
-        return write(_as_double(self), _as_double(other))
+    def translated(*numbers: float | Value) -> Any:
+        convert: Callable[[Any], Value] = _as_int64 if all(map(_is_integer, numbers)) else _as_double
+        return functools.reduce(write, map(convert, numbers))
+
+    return translated
+
+
+def _bitwise(of_integers: Callable[..., Any], of_conditions: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator on the bits of two integers, or on two conditions."""
+
+    def translated(self: int | Value, other: int | Value) -> Value:
+        if any(isinstance(given, ir.Value) and given.dtype is ir.DataType.BOOL for given in (self, other)):
+            return of_conditions(self, other)
+        return of_integers(_as_int64(self), _as_int64(other))
+
+    return translated
+
+
+def _shifted(factor: Callable[[Value, Value], Value]) -> Callable[..., Any]:
+    """A shift of bits as a product with, or a quotient by, a power of 2."""
+
+    def translated(self: int | Value, bits: int | Value) -> Value:
+        return factor(_as_int64(self), op.Pow(integer(2), _as_int64(bits)))
 
     return translated
 
@@ -190,7 +210,18 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     torch._sym_sqrt: _in_double(op.Sqrt),
     torch._sym_cos: _in_double(op.Cos),
     torch._sym_sin: _in_double(op.Sin),
+    torch._sym_tan: _in_double(TABLE.float64_nodes["Tan"]),
+    torch._sym_asin: _in_double(TABLE.float64_nodes["Asin"]),
+    torch._sym_acos: _in_double(TABLE.float64_nodes["Acos"]),
+    torch._sym_atan: _in_double(TABLE.float64_nodes["Atan"]),
+    torch._sym_sinh: _in_double(TABLE.float64_nodes["Sinh"]),
+    torch._sym_cosh: _in_double(TABLE.float64_nodes["Cosh"]),
     torch._sym_tanh: _in_double(op.Tanh),
+    operator.and_: _bitwise(op.BitwiseAnd, op.And),
+    operator.or_: _bitwise(op.BitwiseOr, op.Or),
+    operator.xor: _bitwise(op.BitwiseXor, op.Xor),
+    operator.lshift: _shifted(op.Mul),
+    operator.rshift: _shifted(integer_division.floored),
     torch._sym_log2: _in_double(lambda number: op.Div(op.Log(number), double(math.log(2.0)))),
 }
 """Of functions of numbers, and of the number in a tensor."""

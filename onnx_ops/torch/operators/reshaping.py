@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import infer_size, is_contiguous_or_false
 from torch._subclasses.fake_impls import _compute_stride
+from torch._subclasses.fake_tensor import FakeTensor
 
 from onnx_ops.torch.base.table import decomposes, replaces
 
@@ -27,6 +28,16 @@ def _reshape(input: Tensor, *shape: Any, **named: Any) -> Tensor:
     if _compute_stride(input.shape, input.stride(), sizes, size_oblivious=True) is None:
         input = input.clone(memory_format=torch.contiguous_format)
     return input.view(sizes)
+
+
+@replaces(torch.Tensor.__deepcopy__)
+def _deepcopy(self: Tensor, memo: dict[int, Any]) -> Any:
+    """Of a leaf, as PyTorch requires; its own reads the memory, which a tensor of a trace does not have."""
+    if not isinstance(self, FakeTensor) or not self.is_leaf:
+        return NotImplemented
+    if id(self) not in memo:
+        memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+    return memo[id(self)]
 
 
 @replaces(torch.Tensor.contiguous)

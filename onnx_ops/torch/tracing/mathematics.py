@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import IntTrueDiv
 
-from onnx_ops.torch.base.sizes import Number
+from onnx_ops.torch.base.sizes import Number, Size
 from onnx_ops.torch.tracing.frames import is_library
 
 SIZES = torch.SymInt, torch.SymFloat
@@ -65,6 +66,15 @@ def _power(base: Number, exponent: Number) -> Number:
     return torch.sym_float(base) ** torch.sym_float(exponent)
 
 
+def _combinations(size: torch.SymInt, chosen: int) -> Size:
+    return _permutations(size, chosen) // math.factorial(chosen)
+
+
+def _permutations(size: torch.SymInt, chosen: int) -> Size:
+    """The product of as many factors as a number says."""
+    return functools.reduce(operator.mul, (size - i for i in range(chosen)), 1)
+
+
 def _divmod(size: Number, divisor: Number) -> tuple[Number, Number]:
     return size // divisor, size % divisor
 
@@ -97,7 +107,17 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "pow": _power,
     "cos": torch._sym_cos,
     "sin": torch._sym_sin,
+    "tan": torch._sym_tan,
+    "asin": torch._sym_asin,
+    "acos": torch._sym_acos,
+    "atan": torch._sym_atan,
+    "sinh": torch._sym_sinh,
+    "cosh": torch._sym_cosh,
     "tanh": torch._sym_tanh,
+    "hypot": lambda *sides: torch._sym_sqrt(sum(torch.sym_float(side) ** 2 for side in sides)),
+    "isqrt": lambda size: math.floor(torch._sym_sqrt(size)),
+    "comb": _combinations,
+    "perm": _permutations,
 }
 DIVISIONS = "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__"
 NUMPY = "sqrt", "log", "log2", "log10", "log1p", "exp", "cos", "sin", "tanh"
