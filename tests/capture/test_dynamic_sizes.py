@@ -257,6 +257,16 @@ def test_slopes(edge_order: int) -> None:
     compared_at(nn.Linear(3, 4), loss, [(5, 3), (3, 3), (8, 3)], Dim("N", min=edge_order + 1))
 
 
+def test_segments_of_more_rows_than_there_are() -> None:
+    """In a batch of another size that a capture tries, PyTorch would read outside of the rows."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        rows = model(x)[:5]
+        return torch.segment_reduce(rows, "mean", lengths=torch.tensor([2, 3]), unsafe=True).square().sum()
+
+    gradients(nn.Linear(3, 2), loss, (torch.randn(6, 3),), dynamic_shapes=({0: Dim("N", min=5)},))
+
+
 def test_histograms() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         rows, flat = model(x), torch.ones_like(x)

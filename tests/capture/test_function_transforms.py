@@ -159,6 +159,14 @@ def of_each_image(model: nn.Module, x: Tensor) -> Tensor:
     return sum(((1 + slope.sin()).mean() for slope in slopes), start=torch.zeros(()))
 
 
+def of_sequences(model: nn.Module, x: Tensor) -> Tensor:
+    """A step of meta-learning: the gradient of a layer on a batch of sequences, and a directional derivative of it."""
+    layer, rows = model.layers[0], torch.stack([x, x.sin()], 1)
+    slopes = grad(lambda own: functional_call(layer, own, (rows,)).tanh().mean())(dict(layer.named_parameters()))
+    _, tangent = jvp(lambda z: layer(z).tanh(), (rows,), (torch.ones_like(rows),))
+    return sum((slope.square().sum() for slope in slopes.values()), start=tangent.square().mean())
+
+
 def layers_of_images(model: nn.Module, x: Tensor) -> Tensor:
     weight, images = model.layers[0].weight.double(), images_of(model, x)
     functions = [
@@ -194,6 +202,7 @@ def layers_of_images(model: nn.Module, x: Tensor) -> Tensor:
         (diagonals, True),
         (of_each_sample, True),
         (filtered, True),
+        (of_sequences, True),
         (of_each_image, True),
         pytest.param(layers_of_images, True, marks=pytest.mark.full),
     ],

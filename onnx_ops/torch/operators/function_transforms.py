@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from onnx_ops.torch.base.table import decomposes, replaces
 
@@ -35,6 +36,13 @@ def _normalized(input: Tensor, axes: Sequence[int], eps: float) -> Tensor:
 def _scaled(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     weighted = values if weight is None else values * weight
     return weighted if bias is None else weighted + bias
+
+
+@replaces(functional.linear, within_transforms=True)
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """PyTorch's own makes numbers of the sizes of a tensor of three axes, if there is a bias."""
+    product = functional.linear(input, weight)
+    return product if bias is None else product + bias
 
 
 @replaces(torch.layer_norm, within_transforms=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from onnx_ops.torch.base.table import decomposes, replaces
+from onnx_ops.torch.base.table import corrects, decomposes, replaces
 
 aten = torch.ops.aten
 
@@ -195,3 +195,9 @@ def _segment_reduce(
         return found
     number = counts.view(shape)
     return torch.where(number > 0, found / number.clamp(min=1), math.nan if initial is None else initial)
+
+
+@corrects(torch.segment_reduce)
+def _checked_segments(data: Tensor, reduce: str, *, unsafe: bool = False, **options: Any) -> Tensor:
+    """PyTorch reads outside of the data for lengths that are too large, as those of a batch of other sizes may be."""
+    return torch.segment_reduce(data, reduce, **options)
