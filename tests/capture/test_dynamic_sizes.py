@@ -275,7 +275,7 @@ def test_histograms() -> None:
         other = torch.histogram(flat, 3).hist * torch.histogram(x, 3).bin_edges[1:]
         return rows.square().mean() * ((counts * edges[1:]).sum() + shares[0] + other.sum())
 
-    compared(nn.Linear(3, 2), loss, [(6, 3), (2, 3), (9, 3)], Dim("N"))
+    compared_at(nn.Linear(3, 2), loss, [(6, 3), (2, 3), (9, 3)], Dim("N"))
 
 
 def test_bincount() -> None:
@@ -537,3 +537,13 @@ def test_a_backward_pass_has_no_line_of_the_caller_of_the_capture() -> None:
 def test_code_of_this_package_is_no_code_of_a_model() -> None:
     assert is_library(onnx_ops.__file__)
     assert not is_library(__file__)
+
+
+def test_chains_of_products_and_powers() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        rows = model(x)
+        chain = torch.linalg.multi_dot([rows[0], rows.T, rows, rows.T, x[:, 0]]) + torch.chain_matmul(rows.T, x).sum()
+        powers = torch.vander(x[:, 1]) + torch.vander(x[:, 1], len(x), increasing=True)
+        return chain + (powers @ rows).square().mean() / x.nbytes
+
+    compared_at(nn.Linear(3, 2), loss, [(4, 3), (2, 3), (5, 3)], Dim("N"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from math import sqrt
@@ -225,3 +226,28 @@ def test_whole_numbers_of_sizes() -> None:
 
     compared_at(nn.Linear(8, 8), loss, [(6, 8), (10, 8), (4, 8)], Dim("N", min=4))
     assert "int" not in globals()
+
+
+def test_positions_around_the_centre() -> None:
+    """Whose ends are fractions of a size, and which are as many as the size says."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        centred = torch.arange(-x.shape[0] / 2, x.shape[0] / 2) + torch.arange(x.shape[0] - 1.0, -1.0, -1)
+        halves = torch.arange(start=0, end=x.shape[0] / 2, step=0.5, dtype=torch.float64)
+        return (model(x) * (centred * halves)[:, None]).square().mean() + torch.arange(x.shape[0] / 3).exp().sum()
+
+    compared_at(nn.Linear(3, 2), loss, [(7, 3), (2, 3), (4, 3), (1, 3)], Dim("N"))
+
+
+def test_bits_and_functions_of_sizes() -> None:
+    """Of Python, and of the module math; and a copy by the module copy."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        size, y = len(x), model(x)
+        bits = (size & 3) + (size << 1) + (size >> 1) * (size ^ 5) - (size | 8)
+        counts = math.comb(size, 2) + math.perm(size, 3) + math.isqrt(size)
+        angles = math.tan(1 / size) + math.asin(1 / size) + math.acos(1 / size) + math.atan(size)
+        others = math.hypot(size, 2, 3) + math.sinh(1 / size) + math.cosh(1 / size)
+        return y.square().mean() * bits + y.sin().mean() * counts + (y.cos() * copy.deepcopy(x)).sum() * angles * others
+
+    compared_at(nn.Linear(8, 8), loss, [(size, 8) for size in (6, 3, 1, 16)], Dim("N"))
