@@ -25,6 +25,8 @@ from onnx_ops.torch.base.table import computes_float64, decomposes, replaces, re
 from onnx_ops.torch.operators.along_axis import WIDTH, along_axis, matrix_of, resampled
 
 aten = torch.ops.aten
+MOST_COPIES = 8
+"""Repetitions of each element up to which it is copied by Concat."""
 AVERAGE_POOLS = (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)
 
 
@@ -319,13 +321,16 @@ def _average_pool_backward(
 
 
 def _repeated(grad: Tensor, times: Sequence[int]) -> Tensor:
-    """Each element repeated `times` along each of the last axes."""
-    rank = len(times)
-    lead, space = list(grad.shape[:-rank]), list(grad.shape[-rank:])
-    pairs = [[size, 1] for size in space], [[size, n] for size, n in zip(space, times, strict=True)]
-    apart, repeated = (sum(each, lead) for each in pairs)
-    merged = lead + [size * n for size, n in zip(space, times, strict=True)]
-    return grad.reshape(apart).expand(repeated).reshape(merged)
+    """Each element repeated `times` along each of the last axes.
+
+    By Concat, unless it is many times: onnxruntime's Expand takes up to ten times as long to repeat single elements.
+    """
+    for axis in range(grad.dim() - 1, grad.dim() - len(times) - 1, -1):
+        n, apart = times[axis - grad.dim()], grad.unsqueeze(axis + 1)
+        sizes = [n if place == axis + 1 else -1 for place in range(apart.dim())]
+        repeated = torch.cat([apart] * n, axis + 1) if n <= MOST_COPIES else apart.expand(sizes)
+        grad = repeated.flatten(axis, axis + 1)
+    return grad
 
 
 def _sizes_after(x: Tensor, output_size: Size | Sequence[Size | None], rank: int) -> list[Size]:
