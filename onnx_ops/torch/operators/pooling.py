@@ -23,10 +23,9 @@ from onnx_ops.torch.base.nodes import Extent, Value, aclnn, double, integers, op
 from onnx_ops.torch.base.sizes import Setting, Size, of_each_axis
 from onnx_ops.torch.base.table import computes_float64, decomposes, replaces, rewrites, translates
 from onnx_ops.torch.operators.along_axis import WIDTH, along_axis, matrix_of, resampled
+from onnx_ops.torch.operators.reshaping import repeated
 
 aten = torch.ops.aten
-MOST_COPIES = 8
-"""Repetitions of each element up to which it is copied by Concat."""
 AVERAGE_POOLS = (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)
 
 
@@ -307,7 +306,9 @@ def _average_pool_backward(
     space = self.shape[-rank:]
     whole = all(not is_symbolic(size) and size % k == 0 for size, k in zip(space, kernel, strict=True))
     if kernel == steps and not any(pads) and whole:
-        return _repeated(grad, kernel) / (divisor_override or math.prod(kernel))
+        for axis, times in zip(range(-rank, 0), kernel, strict=True):
+            grad = repeated(grad, times, axis)
+        return grad / (divisor_override or math.prod(kernel))
     along = _averaging(kernel, steps, pads, ceil_mode, count_include_pad, divisor_override)
     for axis, size in enumerate(space):
         if is_symbolic(size):
@@ -318,19 +319,6 @@ def _average_pool_backward(
         if changes:
             grad = along_axis(grad, matrix.T.contiguous(), axis - rank)
     return grad if divisor_override is None else grad / divisor_override
-
-
-def _repeated(grad: Tensor, times: Sequence[int]) -> Tensor:
-    """Each element repeated `times` along each of the last axes.
-
-    By Concat, unless it is many times: onnxruntime's Expand takes up to ten times as long to repeat single elements.
-    """
-    for axis in range(grad.dim() - 1, grad.dim() - len(times) - 1, -1):
-        n, apart = times[axis - grad.dim()], grad.unsqueeze(axis + 1)
-        sizes = [n if place == axis + 1 else -1 for place in range(apart.dim())]
-        repeated = torch.cat([apart] * n, axis + 1) if n <= MOST_COPIES else apart.expand(sizes)
-        grad = repeated.flatten(axis, axis + 1)
-    return grad
 
 
 def _sizes_after(x: Tensor, output_size: Size | Sequence[Size | None], rank: int) -> list[Size]:

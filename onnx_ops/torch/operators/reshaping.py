@@ -13,6 +13,7 @@ from torch._prims_common import infer_size, is_contiguous_or_false
 from torch._subclasses.fake_impls import _compute_stride
 from torch._subclasses.fake_tensor import FakeTensor
 
+from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import decomposes, replaces
 
 
@@ -38,6 +39,31 @@ def _deepcopy(self: Tensor, memo: dict[int, Any]) -> Any:
     if id(self) not in memo:
         memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
     return memo[id(self)]
+
+
+MOST_COPIES = 8
+"""Repetitions of each element up to which it is copied by Concat."""
+
+
+def repeated(input: Tensor, times: int, axis: int) -> Tensor:
+    """Each element repeated along an axis.
+
+    By Concat, unless it is many times: onnxruntime's Expand takes up to ten times as long to repeat single elements.
+    """
+    axis %= input.dim()
+    apart = input.unsqueeze(axis + 1)
+    sizes = [times if place == axis + 1 else -1 for place in range(apart.dim())]
+    copied = torch.cat([apart] * times, axis + 1) if times <= MOST_COPIES else apart.expand(sizes)
+    return copied.flatten(axis, axis + 1)
+
+
+@replaces(torch.repeat_interleave, torch.Tensor.repeat_interleave)
+def _repeat_interleave(
+    input: Tensor, repeats: Tensor | Size, dim: int | None = None, *, output_size: Size | None = None
+) -> Any:
+    if isinstance(repeats, int) and 1 <= repeats <= MOST_COPIES and dim in (-1, input.dim() - 1) and input.dim():
+        return repeated(input, repeats, -1)
+    return NotImplemented
 
 
 @replaces(torch.Tensor.contiguous)
