@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, batch_norm, with_torch
-from tests.ops._shared.arrays import FLOATS, INF, NAN
+from tests.ops._shared.arrays import FLOATS, INF, NAN, Shape
 from tests.ops._shared.numbers import Array, Reals, per_channel, real
 from tests.ops._shared.record import Attribute, Benchmark, Call, DType, Input, Record, Worked, like, limits
 
@@ -104,8 +104,8 @@ def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     return run
 
 
-def benchmark(elements: int, dtype: DType) -> Call:
-    return Call(OP, batch_norm.benchmark_inputs(NAMES, elements, dtype))
+def benchmark(size: int | Shape, dtype: DType) -> Call:
+    return Call(OP, batch_norm.benchmark_inputs(NAMES, size, dtype))
 
 
 def judged(dtype: DType) -> Iterator[Call]:
@@ -135,6 +135,6 @@ RECORD = Record(
     large=lambda dtype: batch_norm.large(OP, NAMES, dtype),
     torch=torch_call,
     documented=(f"aclnn{OP}", "invstd", "(N, C, ...)"),
-    benchmarks=(Benchmark(benchmark),),
+    benchmarks=(Benchmark(benchmark), Benchmark(benchmark, batch_norm.SMALL_PLANES, "small planes")),
     accuracies=(accuracy.Accuracy(judged),),
 )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, batch_norm, with_torch
-from tests.ops._shared.arrays import FLOATS, INF, NAN
+from tests.ops._shared.arrays import FLOATS, INF, NAN, Shape
 from tests.ops._shared.numbers import Array, Reals, per_channel, real
 from tests.ops._shared.record import Benchmark, Call, DType, Input, Record, Worked, like, limits
 
@@ -123,8 +123,8 @@ def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     return run
 
 
-def benchmark(elements: int, dtype: DType) -> Call:
-    return Call(OP, batch_norm.benchmark_inputs(NAMES, elements, dtype) | {"weight": None})
+def benchmark(size: int | Shape, dtype: DType) -> Call:
+    return Call(OP, batch_norm.benchmark_inputs(NAMES, size, dtype) | {"weight": None})
 
 
 def judged(dtype: DType) -> Iterator[Call]:
@@ -155,6 +155,6 @@ RECORD = Record(
     large=lambda dtype: batch_norm.large(OP, NAMES, dtype),
     torch=torch_call,
     documented=(f"aclnn{OP}", "sum(counter)", "invstd^2", "sum_dy_xmu/n", "(N, C, ...)", "NaN"),
-    benchmarks=(Benchmark(benchmark),),
+    benchmarks=(Benchmark(benchmark), Benchmark(benchmark, batch_norm.SMALL_PLANES, "small planes")),
     accuracies=(accuracy.Accuracy(judged),),
 )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, batch_norm, with_torch
-from tests.ops._shared.arrays import FLOATS, INF, NAN
+from tests.ops._shared.arrays import FLOATS, INF, NAN, Shape
 from tests.ops._shared.numbers import Array, Reals, exact_sum, per_channel, real
 from tests.ops._shared.record import (
     Benchmark,
@@ -125,8 +125,8 @@ def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     return run
 
 
-def benchmark(elements: int, dtype: DType) -> Call:
-    return Call(OP, batch_norm.benchmark_inputs(NAMES, elements, dtype))
+def benchmark(size: int | Shape, dtype: DType) -> Call:
+    return Call(OP, batch_norm.benchmark_inputs(NAMES, size, dtype))
 
 
 def judged(dtype: DType) -> Iterator[Call]:
@@ -157,6 +157,6 @@ RECORD = Record(
     large=lambda dtype: batch_norm.large(OP, NAMES, dtype),
     torch=torch_call,
     documented=(f"aclnn{OP}", "sum(grad_out)", "invstd", "(N, C, ...)"),
-    benchmarks=(Benchmark(benchmark),),
+    benchmarks=(Benchmark(benchmark), Benchmark(benchmark, batch_norm.SMALL_PLANES, "small planes")),
     accuracies=(accuracy.Accuracy(judged),),
 )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tests.ops._shared import accuracy, batch_norm, with_torch
-from tests.ops._shared.arrays import FLOATS, INF, NAN, normal
+from tests.ops._shared.arrays import FLOATS, INF, NAN, Shape, normal
 from tests.ops._shared.numbers import Array, Reals, attribute, exact_sum, per_channel, real
 from tests.ops._shared.record import (
     SUM_LIMITS,
@@ -125,8 +125,8 @@ def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     return run
 
 
-def benchmark(elements: int, dtype: DType) -> Call:
-    return Call(OP, batch_norm.benchmark_inputs(("input",), elements, dtype))
+def benchmark(size: int | Shape, dtype: DType) -> Call:
+    return Call(OP, batch_norm.benchmark_inputs(("input",), size, dtype))
 
 
 def judged(dtype: DType) -> Iterator[Call]:
@@ -161,6 +161,6 @@ RECORD = Record(
     large=lambda dtype: batch_norm.large(OP, ("input",), dtype),
     torch=torch_call,
     documented=(f"aclnn{OP}", "eps", "(N, C, ...)", "axis 1"),
-    benchmarks=(Benchmark(benchmark),),
+    benchmarks=(Benchmark(benchmark), Benchmark(benchmark, batch_norm.SMALL_PLANES, "small planes")),
     accuracies=(accuracy.Accuracy(judged),),
 )

@@ -15,6 +15,7 @@ from tests.ops._shared import accuracy, convolution, with_torch
 from tests.ops._shared.arrays import FLOAT64
 from tests.ops._shared.convolution import (
     AROUND,
+    FIRST,
     FORMS,
     HALVED,
     HALVING,
@@ -149,6 +150,10 @@ RECORD = Record(
     large=lambda dtype: convolution.large(OP, PLACES, dtype),
     torch=torch_call,
     documented=(f"aclnn{OP}", "stride[0]", "(N, C, H, W)", "groups", "NaN"),
-    benchmarks=(Benchmark(benchmark, LAYERS), Benchmark(halving, HALVED, "strides of two")),
+    benchmarks=(
+        Benchmark(benchmark, LAYERS),
+        Benchmark(halving, HALVED, "strides of two"),
+        Benchmark(benchmark, FIRST, "first layers"),
+    ),
     accuracies=(accuracy.Accuracy(lambda dtype: convolution.judged(OP, PLACES, dtype)),),
 )

@@ -17,6 +17,7 @@ from tests.ops._shared.arrays import FLOAT32, FLOAT64
 from tests.ops._shared.convolution import (
     AROUND,
     FEW,
+    FIRST,
     FORMS,
     HALVED,
     HALVING,
@@ -215,6 +216,11 @@ def halving(layer: Layer, dtype: DType) -> Call:
     return benchmark(layer, dtype, HALVING)
 
 
+def first_layer(layer: Layer, dtype: DType) -> Call:
+    call = benchmark(layer, dtype)
+    return Call(OP, call.inputs, call.attributes, ("", "grad_weight", "grad_bias"))
+
+
 RECORD = Record(
     OP,
     inputs={name: Input(variable="T") for name in PLACES},
@@ -240,6 +246,7 @@ RECORD = Record(
     benchmarks=(
         Benchmark(benchmark, LAYERS),
         Benchmark(halving, HALVED, "strides of two"),
+        Benchmark(first_layer, FIRST, "first layers"),
     ),
     accuracies=(accuracy.Accuracy(lambda dtype: judged(OP, PLACES, dtype)),),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -61,8 +62,8 @@ def of_shape(op: str, names: tuple[str, ...], shape: Shape, label: str, dtype: D
 
 
 def large(op: str, names: tuple[str, ...], dtype: DType) -> Iterator[Call]:
-    """216,611 elements, a multiple of no block; many rows, and few."""
-    for shape in ((53, 61, 67), (3000, 71), (1, 3, 70_001)):
+    """216,611 elements, a multiple of no block; many rows, and few; planes of few places."""
+    for shape in ((53, 61, 67), (3000, 71), (1, 3, 70_001), (40, 7, 19)):
         yield of_shape(op, names, shape, f"large_{shape[0]}", dtype)
 
 
@@ -101,18 +102,22 @@ def images(elements: int) -> Shape:
     return max(elements // (CHANNELS * pixels), 1), CHANNELS, pixels
 
 
-def benchmark_inputs(names: tuple[str, ...], elements: int, dtype: DType) -> dict[str, Array | None]:
-    """Statistics in float32 beside 16-bit images."""
-    shape = images(elements)
+SMALL_PLANES: dict[str, Shape] = {"16x512x4x4": (16, 512, 4, 4), "32x256x7x7": (32, 256, 7, 7)}
+"""Of the last layers of nets for images."""
+
+
+def benchmark_inputs(names: tuple[str, ...], size: int | Shape, dtype: DType) -> dict[str, Array | None]:
+    """Statistics in float32 beside 16-bit images, of a shape or of a number of elements."""
+    shape = images(size) if isinstance(size, int) else size
     wide = np.promote_types(dtype, np.float32)
     made: dict[str, Array | None] = {}
     for name in names:
         if name in ("grad_out", "input"):
             made[name] = normal(shape, dtype, name)
         elif name == "counter":
-            made[name] = np.array([shape[0] * shape[2]] * 2, np.int32)
+            made[name] = np.array([math.prod(shape) // shape[1]] * 2, np.int32)
         else:
-            made[name] = uniform((CHANNELS,), wide, name, low=0.5, high=1.5)
+            made[name] = uniform((shape[1],), wide, name, low=0.5, high=1.5)
     return made
 
 

@@ -158,6 +158,8 @@ LAYERS = {
     "16x512x2x2": Layer(16, 512, 512, 2),
 }
 """Of ResNet-18: the first layers on images of 64 by 64 and 224 by 224, the last ones on images of 64 by 64."""
+FIRST = {"64x1x28x28": Layer(64, 1, 16, 28), "32x3x32x32": Layer(32, 3, 16, 32)}
+"""First layers, of few input channels: the gradient with respect to the input is not wanted."""
 HALVED = {name: LAYERS[name] for name in ("16x64x16x16", "4x64x56x56")}
 
 
