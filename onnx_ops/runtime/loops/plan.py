@@ -40,6 +40,8 @@ LONG_RUN = 16384
 """Elements of a contiguous run that is read at full speed."""
 LEAST_RUN = 16
 """Elements of a channel's contiguous run from which on sums take it as it lies in memory."""
+LEAST_TOTAL = 128
+"""Elements of a sum from which on it is computed by itself; shorter ones several at a time."""
 SAMPLES, SAMPLED_EVERY = 5, 128
 """A pivot is the median of at most SAMPLES elements, two per SAMPLED_EVERY elements: with few elements, little is lost
 to cancellation."""
@@ -194,7 +196,8 @@ def kept_axis(loop, job, layout, axis):
         own = axis - (layout.axes - job.rank[loop.like])
         return own >= 0 and (job.dims[loop.like, own] != 1 or layout.extent[axis] == 1)
     if loop.kept == CHANNELS:  # short runs along the other axes are summed at the end
-        return axis == 1 or (axis > 1 and 0 < layout.inner < LEAST_RUN)
+        is_short = layout.inner < (LEAST_RUN if layout.size >= LEAST_TOTAL * layout.extent[1] else LONG)
+        return axis == 1 or (axis > 1 and layout.inner > 0 and is_short)
     return False
 
 

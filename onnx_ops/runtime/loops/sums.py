@@ -9,7 +9,7 @@ from onnx_ops.loops.primitives import add_any_order
 from onnx_ops.loops.records import CHUNK, MAX_OUTPUTS
 from onnx_ops.runtime.loops.chunks import BUFFER, STATE_BYTES, apply, evaluate, start_task
 from onnx_ops.runtime.loops.operands import CHANNEL, COUNT, LINEAR, SCALAR, STRIDED, UNREAD, element_offset
-from onnx_ops.runtime.loops.plan import LEAST_RUN, NOTHING, PARAMETERS_AT
+from onnx_ops.runtime.loops.plan import LEAST_RUN, LEAST_TOTAL, NOTHING, PARAMETERS_AT
 from onnx_ops.runtime.memory import f8_at, i8_at, layout_at, loop_at, stack
 from onnx_ops.runtime.native import OPTIONS, call
 from onnx_ops.runtime.records import OPERANDS
@@ -21,8 +21,6 @@ LOW_AT = HIGH_AT + 8 * CHUNK * MAX_TERMS
 TERMS_AT = LOW_AT + 8 * CHUNK * MAX_TERMS
 PART_AT = TERMS_AT + 8 * CHUNK * MAX_TERMS
 SUM_BYTES = PART_AT + 8 * CHUNK * MAX_TERMS
-LEAST_TOTAL = 128
-"""Rows shorter than this are evaluated several at a time."""
 LONGEST = 16 * CHUNK
 """Elements summed by `totals` at a time, before the rounding error is tracked."""
 POINTERS = 8 * (MAX_TERMS + MAX_OUTPUTS + OPERANDS)
