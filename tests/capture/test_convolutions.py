@@ -200,3 +200,36 @@ class OwnWeights(nn.Module):
 def test_dynamic_number_of_groups() -> None:
     torch.manual_seed(0)
     compare(OwnWeights(), torch.randn(3, 2, 6, 7), OFF[torch.float32], 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("channels", "outputs", "kernel", "stride", "size", "ops"),
+    [
+        (3, 6, 5, 1, 22, {"Convolution", "ConvolutionBackward"}),
+        (3, 6, 5, 1, 14, {"ConvolutionBackward"}),
+        (3, 20, 3, 1, 22, set()),
+        (3, 20, 3, 2, 22, {"ConvolutionBackward"}),
+        (3, 20, 7, 2, 22, {"Convolution", "ConvolutionBackward"}),
+        (5, 20, 3, 1, 22, {"Convolution", "ConvolutionBackward"}),
+        (3, 6, 4, 4, 24, set()),
+        (3, 6, 1, 1, 22, set()),
+    ],
+)
+def test_first_layers(channels: int, outputs: int, kernel: int, stride: int, size: int, ops: set[str]) -> None:
+    """By ops of the domain where these are faster, without the gradient with respect to the images."""
+    first, last = nn.Conv2d(channels, outputs, kernel, stride), nn.Conv2d(outputs, 9, 3)
+    network = nn.Sequential(first, nn.Tanh(), last)
+
+    def loss(network: nn.Module, x: Tensor) -> Tensor:
+        return network(x).square().mean()
+
+    x = torch.randn(3, channels, size, size)
+    capture = captures.gradients(network, loss, (x[:2],), dynamic_shapes=({0: torch.export.Dim("N")},))
+    nodes = [node for node in capture.model.graph.node if "0.weight" in node.input]
+    assert {node.op_type for node in nodes if node.domain} == ops
+    assert all(node.output[0] == "" for node in nodes if node.op_type == "ConvolutionBackward")
+    wanted = torch.autograd.grad(loss(network, x), list(network.parameters()))
+    names = [f"grad.{name}" for name, _ in network.named_parameters()]
+    got = onnx_ops.InferenceSession(capture.model).run(names, capture.state | {"x": x.numpy()})
+    for name, array, tensor in zip(names, got, wanted, strict=True):
+        np.testing.assert_allclose(array, tensor.numpy(), rtol=0, atol=1e-5 * float(tensor.abs().max()), err_msg=name)

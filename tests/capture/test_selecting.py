@@ -95,3 +95,10 @@ def test_small_tensors_integers_and_exported_models_keep_operators_of_onnx() -> 
     assert found["SWhere"] == 3
     assert captured.inference is not None
     assert {node.domain for node in captured.inference.graph.node} == {""}
+
+
+def test_selections_within_the_translation_of_an_operator() -> None:
+    """Of its values the graph has no types, but those that they are computed from."""
+    captured = gradients(nn.Linear(4, 4), lambda m, x: m(x).square().log1p().mean(), (torch.randn(300, 4),))
+    assert kinds(captured)["SWhere"] == 3
+    assert kinds(captured)["Where"] == 0
