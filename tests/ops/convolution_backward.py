@@ -218,7 +218,7 @@ def halving(layer: Layer, dtype: DType) -> Call:
 
 def first_layer(layer: Layer, dtype: DType) -> Call:
     call = benchmark(layer, dtype)
-    return Call(OP, call.inputs, call.attributes, ("", "grad_weight", "grad_bias"))
+    return Call(OP, call.inputs, call.attributes, ("grad_weight", "grad_bias"))
 
 
 RECORD = Record(
