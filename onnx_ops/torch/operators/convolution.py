@@ -7,7 +7,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
@@ -17,23 +17,18 @@ from torch import Tensor
 from onnx_ops.torch.base.nodes import Extent, Value, aclnn, integers, number, op, replace_node, sizes, taps
 from onnx_ops.torch.base.sizes import of_each_axis
 from onnx_ops.torch.base.table import computes_float64, differentiates, requires, rewrites, translates
+from onnx_ops.torch.operators.convolution_windows import (
+    FEW_CHANNELS,
+    Window,
+    is_by_op,
+    is_depthwise,
+    is_depthwise_op,
+    is_gradient_by_op,
+    is_product_of_pixels,
+    window_of,
+)
 
 aten = torch.ops.aten
-
-FEW_CHANNELS = 8
-"""Up to this number of input channels, all taps of a kernel are one product of matrices; above, each is its own."""
-FEWEST_CHANNELS = 3
-"""Up to this number of input channels, the gradient with respect to the input is faster by ConvTranspose."""
-FEW_OUTPUTS = 16
-"""With few input channels, ops of this domain are faster than products of matrices up to this number of channels of the
-output, or from MANY_TERMS products for each element on."""
-MANY_TERMS = 100
-NARROW = 16
-"""Up to this width of the output, the convolution itself is faster by onnxruntime's Conv, unless it has MANY_TERMS."""
-FEW_PIXELS = 9
-"""Up to this number of pixels of an image, a pointwise convolution is one product for all samples: onnxruntime's Conv
-has one per sample, of as many columns as there are pixels, and takes up to three times as long. From 16 pixels on it is
-faster."""
 
 
 @differentiates(aten.convolution_backward.default)
@@ -63,58 +58,6 @@ def _gradients_again(
     return functools.reduce(operator.add, of_grad) if of_grad else None, of_input, of_weight
 
 
-@dataclass(frozen=True)
-class Window:
-    """How a kernel moves over an image; each list has an entry for every axis of space."""
-
-    kernel: Sequence[int]
-    stride: Sequence[int]
-    padding: Sequence[int]
-    dilation: Sequence[int]
-    groups: int
-
-    @property
-    def rank(self) -> int:
-        return len(self.kernel)
-
-    @property
-    def is_pointwise(self) -> bool:
-        """Whether it is a product of matrices at each pixel."""
-        alone = all(k == s == 1 and p == 0 for k, s, p in zip(self.kernel, self.stride, self.padding, strict=True))
-        return alone and self.groups == 1
-
-    @property
-    def is_tiling(self) -> bool:
-        """Whether windows of several elements are next to one another, as those of patches."""
-        adjacent = self.kernel == self.stride and not any(self.padding) and all(d == 1 for d in self.dilation)
-        return adjacent and math.prod(self.kernel) > 1
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The attributes of this domain's operators."""
-        return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "groups": self.groups}
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Those of the ONNX operators."""
-        return {
-            "kernel_shape": self.kernel,
-            "strides": self.stride,
-            "pads": [*self.padding, *self.padding],
-            "dilations": self.dilation,
-            "group": self.groups,
-        }
-
-
-def _window(
-    kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
-) -> Window:
-    rank = len(kernel)
-    return Window(
-        list(kernel), of_each_axis(stride, rank), of_each_axis(padding, rank), of_each_axis(dilation, rank), groups
-    )
-
-
 @requires(aten.convolution.default)
 def _requires_channels(input: Tensor, weight: Tensor, *settings: Any) -> None:
     """Those of the kernel, which PyTorch's trace does not require of a transposed convolution."""
@@ -134,8 +77,8 @@ def _convolution(
     output_padding: Sequence[int] = (0,),
     groups: int = 1,
 ) -> Value:
-    window = _window(sizes(weight)[2:], stride, padding, dilation, groups)
-    if not transposed and _is_depthwise_op(x, weight, window):
+    window = window_of(sizes(weight)[2:], stride, padding, dilation, groups)
+    if not transposed and is_depthwise_op(x, weight, window):
         return _depthwise(x, weight, window, bias)
     if not transposed:
         return _added(_forward(x, weight, window), bias, window.rank)
@@ -160,8 +103,8 @@ def _convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Value, ...]:
-    window = _window(sizes(weight)[2:], stride, padding, dilation, groups)
-    if not transposed and _is_gradient_by_op(weight, window, output_mask[0]):
+    window = window_of(sizes(weight)[2:], stride, padding, dilation, groups)
+    if not transposed and is_gradient_by_op(weight, window, output_mask[0]):
         return aclnn.ConvolutionBackward(grad, x, weight, **window.settings)
     # The exporter takes no None for outputs that are not used.
     by_x = by_weight = by_bias = grad
@@ -169,7 +112,7 @@ def _convolution_backward(
         space = Extent.of(x, window.rank)
         if transposed:
             by_x = _cut(_forward(grad, weight, window), space, window.rank)  # output_padding may add some
-        elif space.numbers is not None and _is_depthwise(window, sizes(x)[1]):
+        elif space.numbers is not None and is_depthwise(window, sizes(x)[1]):
             by_x = aclnn.DepthwiseConv2DBackpropInput(
                 weight, grad, input_size=[sizes(x)[1], *space.numbers], **_depthwise_attributes(window)
             )
@@ -188,44 +131,6 @@ def _convolution_backward(
     return by_x, by_weight, by_bias
 
 
-def _is_by_op(x: Value, weight: Value, window: Window) -> bool:
-    """Whether an op of this domain computes a convolution."""
-    if sizes(weight)[1] > FEW_CHANNELS or window.is_pointwise:
-        return not window.is_pointwise
-    width = sizes(x)[-1]
-    is_narrow = 0 <= width <= NARROW * window.stride[-1]
-    return _is_faster(weight, window) and (not is_narrow or _has_many_terms(weight, window))
-
-
-def _is_gradient_by_op(weight: Value, window: Window, by_input: bool) -> bool:
-    """Whether an op of this domain computes the gradients of a convolution, rather than products of matrices.
-
-    by_input: whether that with respect to the input is wanted.
-    """
-    inputs = sizes(weight)[1]
-    if inputs > FEW_CHANNELS or window.is_pointwise:
-        return not window.is_pointwise
-    if not _is_faster(weight, window) and not (_is_whole(weight, window) and max(window.stride) > 1):
-        return False
-    return inputs > FEWEST_CHANNELS or not by_input
-
-
-def _is_faster(weight: Value, window: Window) -> bool:
-    """Whether a convolution with few input channels, and its weight gradient, are faster by ops of this domain."""
-    outputs, inputs = sizes(weight)[:2]
-    is_faster = outputs <= FEW_OUTPUTS or inputs > FEWEST_CHANNELS or _has_many_terms(weight, window)
-    return is_faster and _is_whole(weight, window)
-
-
-def _is_whole(weight: Value, window: Window) -> bool:
-    """Whether all input channels, of a known number, contribute to each output, and windows are no patches."""
-    return window.groups == 1 and sizes(weight)[1] > 0 and not window.is_tiling
-
-
-def _has_many_terms(weight: Value, window: Window) -> bool:
-    return sizes(weight)[1] * math.prod(window.kernel) >= MANY_TERMS
-
-
 @rewrites("Convolution")
 def _without_gradients(node: ir.Node) -> None:
     """A convolution without gradients, as in an inference graph, becomes ONNX's: with constant weights it is faster."""
@@ -234,7 +139,7 @@ def _without_gradients(node: ir.Node) -> None:
     assert x is not None
     assert weight is not None
     window = Window(sizes(weight)[2:], stride, padding, dilation, node.attributes["groups"].as_int())
-    if len(weight.uses()) > 1 and _is_product_of_pixels(window, x, sizes(weight)[:2]):
+    if len(weight.uses()) > 1 and is_product_of_pixels(window, x, sizes(weight)[:2]):
         _become_product(node, x, weight)
     elif not _is_used_by(weight, "ConvolutionBackward"):
         replace_node(node, ir.node("Conv", node.inputs, window.attributes))
@@ -278,21 +183,16 @@ def _become_product(node: ir.Node, x: ir.Value, weight: ir.Value) -> None:
     replace_node(node, *added)
 
 
-def _is_depthwise_op(x: Value, weight: Value, window: Window) -> bool:
-    """Whether an op of this domain computes a convolution of each channel by itself."""
-    return x.dtype != ir.DataType.DOUBLE and _is_depthwise(window, sizes(weight)[1] * window.groups)
-
-
 def _depthwise(x: Value, weight: Value, window: Window, bias: Value | None = None) -> Value:
     given = [] if bias is None else [bias]
     return aclnn.DepthwiseConv2D(x, weight, *given, **_depthwise_attributes(window))
 
 
 def _forward(x: Value, weight: Value, window: Window) -> Value:
-    if _is_depthwise_op(x, weight, window):
+    if is_depthwise_op(x, weight, window):
         return _depthwise(x, weight, window)
     if x.dtype != ir.DataType.DOUBLE:
-        if _is_by_op(x, weight, window) or _is_product_of_pixels(window, x, sizes(weight)[:2]):
+        if is_by_op(x, weight, window) or is_product_of_pixels(window, x, sizes(weight)[:2]):
             return aclnn.Convolution(x, weight, **window.settings)
         return op.Conv(x, weight, **window.attributes)
     # onnxruntime has no float64 Conv: im2col, times the weights.
@@ -302,12 +202,6 @@ def _forward(x: Value, weight: Value, window: Window) -> Value:
     columns = op.Reshape(columns, integers([_rows(x, out), window.groups, width, out.product]))
     rows = op.Reshape(weight, integers([window.groups, outputs // window.groups, width]))
     return op.Reshape(op.MatMul(rows, columns), out.after(_rows(x, out), outputs))
-
-
-def _is_product_of_pixels(window: Window, image: Value, channels: Sequence[int]) -> bool:
-    """Whether a convolution and its gradients are computed as products of matrices for the pixels of all samples."""
-    space = sizes(image)[2:]
-    return window.is_pointwise and -1 not in (*space, *channels) and 1 <= math.prod(space) <= FEW_PIXELS
 
 
 def _pixels(image: Value) -> Value:
@@ -344,7 +238,7 @@ def _cut(image: Value, space: Extent, rank: int) -> Value:
 def _by_input(grad: Value, weight: Value, window: Window, extra: Sequence[int]) -> Value:
     """The gradient with respect to an input with `extra` elements at the end that no window reaches; also a transposed
     convolution of `grad`."""
-    if _is_product_of_pixels(window, grad, sizes(weight)[:2]) and not any(extra):
+    if is_product_of_pixels(window, grad, sizes(weight)[:2]) and not any(extra):
         outputs, inputs, *kernel = sizes(weight)
         product = op.MatMul(_pixels(grad), op.Reshape(weight, integers([outputs, inputs])))
         product = op.Reshape(product, integers([-1, *sizes(grad)[2:], inputs]))
@@ -431,9 +325,9 @@ def _by_weight(grad: Value, x: Value, window: Window) -> Value:
     out = Extent.of(grad, window.rank)
     outputs, inputs = sizes(grad)[1], sizes(x)[1]
     groups, per_group = window.groups, inputs // window.groups
-    if _is_depthwise(window, inputs):
+    if is_depthwise(window, inputs):
         return aclnn.DepthwiseConv2DBackpropFilter(x, grad, filter_size=window.kernel, **_depthwise_attributes(window))
-    if _is_product_of_pixels(window, x, (outputs, inputs)):
+    if is_product_of_pixels(window, x, (outputs, inputs)):
         product = op.MatMul(op.Transpose(_pixels(grad), perm=[1, 0]), _pixels(x))
         return op.Reshape(product, integers([outputs, inputs, *window.kernel]))
     axes = list(range(2, window.rank + 2))
@@ -483,11 +377,6 @@ def _patches(x: Value, window: Window, out: Extent) -> Value:
     return op.Reshape(patches, integers([-1, channels * math.prod(window.kernel)]))
 
 
-def _is_depthwise(window: Window, channels: int) -> bool:
-    """Whether each of the channels that are convolved is a group of its own."""
-    return 1 < window.groups == channels
-
-
 def _depthwise_attributes(window: Window) -> dict[str, Any]:
     """Those of this domain's operators."""
     return {"strides": window.stride, "pads": [*window.padding, *window.padding], "dilations": window.dilation}
@@ -511,7 +400,7 @@ def _image_to_columns(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> Value:
-    window = _window(kernel_size, stride, padding, dilation, 1)
+    window = window_of(kernel_size, stride, padding, dilation, 1)
     columns, out = _columns(x, window)
     channels, count = sizes(x)[1], math.prod(kernel_size)
     if channels >= 0:
@@ -529,7 +418,7 @@ def _columns_to_image(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> Value:
-    window = _window(kernel_size, stride, padding, dilation, 1)
+    window = window_of(kernel_size, stride, padding, dilation, 1)
     space = Extent.given(output_size)
     out = _reached(space, window)
     count = math.prod(kernel_size)
