@@ -119,7 +119,8 @@ class DistributedStepRunner:
         own = self._accumulated.batches
         taken = self._accumulated.discard()  # first, so that an interrupt does not lead to a second update
         found |= {name: self._averages[name].array.copy() for name in self._scalars}
-        changed = current = self._counters.current(version)
+        # They change before the update only where others have had more batches.
+        changed = current = {} if batches == own + 1 else self._counters.current(version)
         try:
             for number in range(own, batches):  # some of them were those of other workers alone
                 if number > own:
