@@ -24,10 +24,10 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL := -n auto --dist worksteal
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32,
 # and no library, which has all.
-SMOKE := $(patsubst %,tests/test_%.py,cli examples runtime schemas sessions) --deselect tests/test_examples.py::test_every_dtype -k 'not -library]'
+SMOKE := tests/cli $(patsubst %,tests/%.py,linking/test_schemas results/test_examples runtime/test_runtime runtime/test_sessions) --deselect tests/results/test_examples.py::test_every_dtype -k 'not -library]'
 # Those of these kernels that take long too, and share little with others, of which a relative is tested.
 LARGE := ApplyAdamW Convolution ConvolutionBackward $(patsubst %,DepthwiseConv2DBackprop%,Filter Input) FlashAttentionScoreGrad
-WITHOUT_LARGE := $(patsubst %,--deselect 'tests/test_examples.py::test_example[%-kernel]',$(LARGE))
+WITHOUT_LARGE := $(patsubst %,--deselect 'tests/results/test_examples.py::test_example[%-kernel]',$(LARGE))
 
 .PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site wheel release-check clean
 
@@ -62,7 +62,7 @@ smoke-oldest: $(OLDEST)/ready ## the part of test-oldest that CI runs: 2 minutes
 	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(SMOKE) $(WITHOUT_LARGE)
 
 fuzz: $(VENV)/ready ## random calls and graphs on all backends: 3 minutes, or make fuzz SECONDS=600 SEED=7
-	$(RUN) -m pytest -q tests/test_fuzz.py --fuzz-seconds $(or $(SECONDS),180) --fuzz-seed $(or $(SEED),0)
+	$(RUN) -m pytest -q tests/results/test_fuzz.py --fuzz-seconds $(or $(SECONDS),180) --fuzz-seed $(or $(SEED),0)
 
 test-web: $(VENV)/ready $(WEB) ## the function bodies in onnxruntime-web under Node, and the page in Chromium
 	$(RUN) -m pytest -q tests/web

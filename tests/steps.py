@@ -304,3 +304,18 @@ def conditional_batches(*more: float) -> list[dict[str, np.ndarray]]:
     numbers += [(number, 1, 1) for number in (7, np.nan)]
     numbers += [(0, 0, 0)] * 8
     return [{"x": np.array(1, np.float32), "numbers": np.array(three, np.float64)} for three in numbers]
+
+
+def gather_step() -> onnx.ModelProto:
+    """A step that fails, after it has computed the next state, where an index is out of range."""
+    b = Builder()
+    one = TensorType(TensorProto.FLOAT, (1,))
+    weight = b.input("w", TensorType(TensorProto.FLOAT, (2,)))
+    index = b.input("i", TensorType(TensorProto.INT64, (1,)))
+    moved = weight * 2.0
+    loss = b.op("Gather", moved, index)
+    b.output("loss", loss, one)
+    b.output("next.w", moved, TensorType(TensorProto.FLOAT, (2,)))
+    model = helper.make_model(b.graph("gather"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    Step({"w": InputRole.PARAMETER}).write_into(model)
+    return step_model(model, {"w": np.float32([1, 2])})

@@ -3,7 +3,8 @@
     python -m scripts.release.emulation WHEEL [ARGUMENTS OF PYTHON ...]
 
 installs a wheel, its dependencies and pytest, and runs Python. There onnx_ops has the library of the wheel, also where
-it is that of the current folder: `-m pytest -k kernel tests/test_ops_results.py`. Starting other processes fails.
+it is that of the current folder: `-m pytest -k kernel tests/results/test_ops_results.py`. Starting other
+processes fails.
 
 It needs Debian with apt-get and qemu-user-static. Debian's Python for ARM is unpacked in build/release/aarch64; nothing
 else of the system is changed, and no privileges are needed.

@@ -21,7 +21,7 @@ from onnx_ops.integrations.examples import example_body
 from onnx_ops.ops import OPS
 from scripts import docs
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def _blocks(name: str, language: str = "python") -> list[str]:

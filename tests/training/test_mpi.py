@@ -23,7 +23,7 @@ from linear_oracle import Oracle
 from models.perceptron import perceptron_step
 from onnx_ops import Trainer
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 pytestmark = pytest.mark.skipif(
     not MPIEXEC.exists() or importlib.util.find_spec("mpi4py") is None, reason="needs onnx-ops[mpi]"
@@ -36,7 +36,7 @@ def launch(
     counts: list[int], folder: Path, *, runner: tuple[str, ...] = (), **told: Any
 ) -> subprocess.CompletedProcess[str]:
     configuration = {"first": 0, "last": STEPS, "counts": counts, "folder": str(folder)} | told
-    program = [*runner, TESTS / "mpi_training.py", json.dumps(configuration)]
+    program = [*runner, Path(__file__).with_name("mpi_training.py"), json.dumps(configuration)]
     command = [MPIEXEC, "-n", str(len(counts)), sys.executable, *program]
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     environment = os.environ | {"PYTHONPATH": paths, "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}

@@ -11,7 +11,7 @@ import pytest
 from scripts import oldest, versions
 from scripts.versions import Run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 

@@ -283,23 +283,8 @@ def test_model_of_no_step_is_refused() -> None:
         Trainer(steps.inference_graph())
 
 
-def gather_step() -> onnx.ModelProto:
-    """A step that fails, after it has computed the next state, where an index is out of range."""
-    b = Builder()
-    one = TensorType(TensorProto.FLOAT, (1,))
-    weight = b.input("w", TensorType(TensorProto.FLOAT, (2,)))
-    index = b.input("i", TensorType(TensorProto.INT64, (1,)))
-    moved = weight * 2.0
-    loss = b.op("Gather", moved, index)
-    b.output("loss", loss, one)
-    b.output("next.w", moved, TensorType(TensorProto.FLOAT, (2,)))
-    model = helper.make_model(b.graph("gather"), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    Step({"w": InputRole.PARAMETER}).write_into(model)
-    return step_model(model, {"w": np.float32([1, 2])})
-
-
 def test_a_step_that_fails_leaves_the_state_as_it_was() -> None:
-    trainer = Trainer(gather_step(), kernel_options())
+    trainer = Trainer(steps.gather_step(), kernel_options())
     trainer.step(i=np.array([0]))
     for _ in range(2):
         with pytest.raises(Exception, match="indices element out of data bounds"):
@@ -563,7 +548,7 @@ def test_learning_rates_of_several_groups() -> None:
 
 def test_step_without_a_learning_rate_says_so() -> None:
     with pytest.raises(StepError, match="the step has no setting 'learning_rate'"):
-        Trainer(gather_step(), kernel_options()).learning_rate = 1
+        Trainer(steps.gather_step(), kernel_options()).learning_rate = 1
 
 
 # --- the state --------------------------------------------------------------------------------------------------------
@@ -737,7 +722,7 @@ def test_trainer_without_kernels_warns_and_trains() -> None:
     program = f"""
         import sys, warnings
         sys.modules["numba"] = None
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
         import steps, onnx_ops
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

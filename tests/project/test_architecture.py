@@ -8,7 +8,7 @@ import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "onnx_ops"
 
 # A package imports from itself and from these.

@@ -14,7 +14,7 @@ import onnx_ops
 from onnx_ops.core import step_format
 from onnx_ops.core.step_format import InputRole
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 JAVASCRIPT = ROOT / "scripts" / "web" / "training"
 SPELLED_ONCE = re.compile(
     r"(next|grad)\.(?!\s|$).*|next\.|grad\.|optimizer\.|learning_rate(\.\d*)?|onnx_ops\.(step|training|weights|format|sha256)"

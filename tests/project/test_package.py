@@ -21,7 +21,7 @@ import onnx_ops
 from onnx_ops import __main__ as program
 from scripts import oldest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "onnx_ops"
 CAPTURE = set((PACKAGE / "torch").rglob("*.py"))
 PROCESSES = {PACKAGE / "mpi.py"}

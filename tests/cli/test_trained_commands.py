@@ -11,8 +11,8 @@ import onnxruntime as ort
 import pytest
 import steps
 from backends import assert_close, options
+from command_line import USAGE, answer, error, run
 from linear_oracle import Oracle
-from test_cli import USAGE, answer, error, run
 
 from onnx_ops import Trainer
 from onnx_ops.core.step_format import average_name

@@ -13,7 +13,7 @@ import pytest
 from scripts.memory.files import WARM_UP, Files
 from scripts.memory.peaks import RESETS, Measurement
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MEBIBYTE = 2**20
 # What the interpreter itself may allocate and free meanwhile.
 SLACK = 8 * MEBIBYTE

@@ -14,7 +14,7 @@ import onnx_ops
 
 onnx_ad = pytest.importorskip("onnx_ad")
 
-GUIDE = Path(__file__).parents[1] / "docs" / "from-onnx.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "from-onnx.md"
 
 
 def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

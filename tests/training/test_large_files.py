@@ -34,7 +34,7 @@ from onnx_ops.training.inference import inference_model
 from onnx_ops.training.safetensors_format import DTYPES, open_safetensors, write_safetensors
 from onnx_ops.training.step_files import open_step, save_step
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 Measured = Callable[[str, Path], list[float]]
 SETS = 1
 """Sets of tensors of the state that a trainer has."""

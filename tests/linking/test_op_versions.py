@@ -17,7 +17,7 @@ from onnx import helper, parser
 import onnx_ops
 from onnx_ops.core.domain import KernelName, kernel_name
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 X = np.array([-1, 0.25, 0.75], np.float32)
 FIRST, SECOND = np.array([-1, 0, 0.75], np.float32), np.array([1, 0, -0.75], np.float32)
 """What the versions make of X."""

@@ -15,7 +15,7 @@ import pytest
 import onnx_ops
 from scripts.release import check, platform_wheel
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""A worker of a training over MPI: mpiexec -n N python tests/mpi_training.py CONFIGURATION
+"""A worker of a training over MPI: mpiexec -n N python tests/training/mpi_training.py CONFIGURATION
 
 The configuration is JSON: "first" and "last" step, the "counts" of samples that the workers take of each batch, the
 "folder" for the results, a "checkpoint" to resume from, and what the last worker does "instead" of step 3, or "before"

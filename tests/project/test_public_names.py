@@ -25,7 +25,7 @@ import onnx_ops
 from onnx_ops.core.types import TensorType
 from onnx_ops.training.step import summary
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PUBLIC_MODULES = {"onnx_ops", "onnx_ops.torch", "onnx_ops.mpi"}
 
 # Constants with their types, enumerations with their members, exceptions with their base classes, functions and classes
@@ -208,7 +208,8 @@ def test_public_names_and_signatures() -> None:
         changed += [f"- {name}: {key!r}: {text!r}," for key, text in expected.items() if found.get(key) != text]
     assert not changed, (
         f"public names have changed. If that is intended, replace these rows of the tables in"
-        f" tests/{Path(__file__).name}, and say in CHANGELOG.md what was before and what is now:\n" + "\n".join(changed)
+        f" tests/project/{Path(__file__).name}, and say in CHANGELOG.md what was before and what is now:\n"
+        + "\n".join(changed)
     )
 
 

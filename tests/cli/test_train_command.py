@@ -19,8 +19,8 @@ import pytest
 import steps
 from backends import assert_close, assert_same_bits, kernel_options
 from backends import options as session_options
+from command_line import FAILED, USAGE, answer, in_terminal, run
 from linear_oracle import Oracle
-from test_cli import FAILED, USAGE, answer, run
 
 from onnx_ops import CosineAnnealingLR, StepError, Trainer, fit
 from onnx_ops.core.step_format import RUN_METADATA
@@ -704,9 +704,7 @@ def test_step_without_inference_graph_is_not_trained_for_export(data: Path, tmp_
 
 def test_refusal_of_onnxruntime_is_told(tmp_path: Path) -> None:
     """Of an index that is out of range, which shows when a step is made."""
-    from test_trainer import gather_step
-
-    model = gather_step()
+    model = steps.gather_step()
     (tmp_path / "step.onnx").write_bytes(model.SerializeToString())
     np.savez(tmp_path / "data.npz", i=np.array([5, 6]))
     assert "out of data bounds" in refusal(tmp_path / "step.onnx", tmp_path / "data.npz", "--out", tmp_path / "out")
@@ -759,8 +757,6 @@ def test_curve_without_matplotlib(step: Path, data: Path, tmp_path: Path, monkey
 
 
 def test_bar_with_the_loss(step: Path, data: Path, tmp_path: Path) -> None:
-    from test_cli import in_terminal
-
     shown = in_terminal(100, "train", step, data, "--out", tmp_path / "out", "--epochs", "2")
     assert "epoch 2 of 2: loss " in shown
     assert "2/2" in shown

@@ -20,7 +20,7 @@ import pytest
 import onnx_ops
 from scripts.compiling import MissingError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "scripts" / "examples"
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-NOTEBOOKS = Path(__file__).parents[1] / "docs" / "notebooks"
+NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 NEEDED = {
     "first-steps": ("matplotlib", "onnxscript", "torch"),
     "fine-tuning": ("matplotlib", "onnxscript", "sklearn", "torch"),
