@@ -169,11 +169,12 @@ def by_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drawn(rng: np.random.Generator, op: Op) -> dict[str, Any]:
-    """Values of the attributes that are no integers, which select no kernel."""
-    kinds = {name: attribute.type for name, attribute in op.schema.attributes.items()}
+    """Values of the attributes that are no integers, which select no kernel; lower bounds stand before upper ones."""
+    kinds = {attribute.name: attribute.type for attribute in op.signature.attributes}
     single = [name for name, kind in kinds.items() if kind == OpSchema.AttrType.FLOAT]
     lists = [name for name in ("kernel_size", "stride", "strides", "dilation", "dilations") if name in kinds]
-    found: dict[str, Any] = {name: float(np.float32(rng.uniform(0.1, 0.9))) for name in single}
+    numbers = np.sort(rng.uniform(0.1, 0.9, len(single))).astype(np.float32)
+    found: dict[str, Any] = dict(zip(single, numbers.tolist(), strict=True))
     return found | {name: rng.integers(1, 9, 2).tolist() for name in lists}
 
 

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from tests.ops._shared import accuracy
 from tests.ops._shared.arrays import FLOAT32, FLOATS, INF, NAN, Shape, normal
 from tests.ops._shared.numbers import Array, Reals, real
+from tests.ops._shared.philox import WHOLE, words
 from tests.ops._shared.record import (
     TRUTH,
     Attribute,
@@ -31,30 +32,6 @@ from tests.ops._shared.record import (
 from tests.ops._shared.with_torch import tensor
 
 OP = "DropoutV3"
-WHOLE = (np.dtype(np.int64), np.dtype(np.int32))
-
-
-def philox(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
-    """Philox 4x32-10 (Salmon et al. 2011, section 3.3 and table 2), written with Python's whole numbers."""
-    c, k = list(counter), list(key)
-    for _ in range(10):
-        first, second = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [second >> 32 ^ c[1] ^ k[0], second % 2**32, first >> 32 ^ c[3] ^ k[1], first % 2**32]
-        k = [(k[0] + 0x9E3779B9) % 2**32, (k[1] + 0xBB67AE85) % 2**32]
-    return tuple(c)
-
-
-@functools.cache
-def words(seed: int, offset: int, count: int) -> Array:
-    """The first `count` words of a seed and an offset (count,)."""
-    drawn = [
-        word
-        for block in range((count + 3) // 4)
-        for word in philox(
-            (block % 2**32, block >> 32, offset % 2**32, offset >> 32), (seed % 2**32, (seed >> 32) % 2**32)
-        )
-    ]
-    return np.array(drawn[:count], np.uint64)
 
 
 def oracle(

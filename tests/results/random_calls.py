@@ -23,6 +23,8 @@ from tests.ops import (
     hardsigmoid_backward,
     hardswish_backward_v2,
     hardtanh_backward,
+    inplace_normal,
+    inplace_uniform,
     max_pool2d_with_indices,
     max_pool2d_with_indices_backward,
     s_where,
@@ -34,7 +36,7 @@ from tests.ops import (
     thnn_fused_lstm_cell_backward,
     threshold_backward,
 )
-from tests.ops._shared import lstm_sequences, masked_gradient, max_pool
+from tests.ops._shared import draws, lstm_sequences, masked_gradient, max_pool
 from tests.ops._shared.arrays import Shape, other_numbers
 from tests.ops._shared.numbers import Array
 from tests.ops._shared.record import Call
@@ -99,6 +101,25 @@ def _dropout(signature: Generator, values: Generator, taken: Taken) -> tuple[Inp
     seed = values.integers(kind.min, kind.max, endpoint=True)
     attributes = {"p": float(np.float32(signature.random())), "offset": int(signature.integers(2**63))}
     return {"input": x, "seed": np.array(seed, taken["seed"])}, attributes
+
+
+def _draw(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    shape, kind = shape_of(int(signature.integers(6)), values), np.iinfo(taken["seed"])
+    seed = int(values.integers(kind.min, kind.max, endpoint=True))
+    inputs = draws.inputs(shape, taken["self"], seed, taken["seed"])
+    return inputs, {"offset": int(signature.integers(2**63))}
+
+
+def _uniform(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    inputs, attributes = _draw(signature, values, taken)
+    low, high = np.sort(signature.normal(0, 10, 2).astype(np.float32))
+    return inputs, {"low": float(low), "high": float(high)} | attributes
+
+
+def _normal(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    inputs, attributes = _draw(signature, values, taken)
+    mean, std = signature.normal(0, 10, 2).astype(np.float32)
+    return inputs, {"mean": float(mean), "std": float(abs(std))} | attributes
 
 
 def _dropout_backward(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
@@ -246,6 +267,8 @@ DRAWN: dict[str, Callable[[Generator, Generator, Taken], tuple[Inputs, Taken]]] 
     embedding_dense_backward.OP: _embedding,
     dropout_v3.OP: _dropout,
     dropout_backward.OP: _dropout_backward,
+    inplace_normal.OP: _normal,
+    inplace_uniform.OP: _uniform,
     max_pool2d_with_indices.OP: _max_pool,
     max_pool2d_with_indices_backward.OP: _max_pool_backward,
     thnn_fused_lstm_cell.OP: _lstm,
@@ -269,6 +292,8 @@ SPREADS_NOTHING = {
     embedding_dense_backward.OP: ("grad",),
     dropout_v3.OP: ("input",),
     dropout_backward.OP: ("grad_output",),
+    inplace_normal.OP: ("self",),
+    inplace_uniform.OP: ("self",),
     max_pool2d_with_indices.OP: ("self",),
     max_pool2d_with_indices_backward.OP: ("grad_output",),
     thnn_fused_lstm_cell.OP: thnn_fused_lstm_cell.NAMES,

@@ -18,8 +18,9 @@ import pytest
 from backends import FLOATS, KERNEL, Array, Call
 
 import onnx_ops
-from onnx_ops.ops.dropout import _philox
+from onnx_ops.ops import philox as generator
 from tests.ops import dropout_v3 as record
+from tests.ops._shared import philox
 
 OP = record.OP
 COUNT = 1 << 20
@@ -41,12 +42,12 @@ Words = tuple[int, ...]
 
 @known
 def test_oracle_has_the_known_answers(counter: Words, key: Words, expected: Words) -> None:
-    assert record.philox(counter, key) == expected
+    assert philox.philox(counter, key) == expected
 
 
 @known
 def test_generator_has_the_known_answers(counter: Words, key: Words, expected: Words) -> None:
-    assert tuple(map(int, _philox.philox(*map(np.uint64, (*counter, *key))))) == expected
+    assert tuple(map(int, generator.philox(*map(np.uint64, (*counter, *key))))) == expected
 
 
 def mask_of(
@@ -91,7 +92,7 @@ def test_dtype_does_not_matter() -> None:
 def test_words_far_into_a_tensor() -> None:
     """Those of blocks beyond the first chunk, and of a last block that is not full, by the oracle."""
     count = 5 * 1024 + 3
-    expected = record.words(11, 2, count) >= 2**31
+    expected = philox.words(11, 2, count) >= 2**31
     assert np.array_equal(mask_of((count,), seed=11, offset=2), expected)
 
 

@@ -40,6 +40,8 @@ REUSED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "HardtanhBackward": {"grad_input": ["grad_output", "self"]},
     "Hardshrink": {"out": ["self"]},
     "HardshrinkBackward": {"grad_input": ["grad_output", "self"]},
+    "InplaceNormal": {"out": ["self"]},
+    "InplaceUniform": {"out": ["self"]},
     "KlDivBackward": {"out": ["self"]},
     "GroupNormBackward": {"grad_input": ["grad_out", "input"]},
     "LayerNormBackward": {"grad_input": ["grad_out", "input"]},

@@ -46,6 +46,8 @@ IN_PLACE: Mapping[str, tuple[Mapping[str, str], ...]] = {
     "HardtanhBackward": ({"grad_input": "grad_output"}, {"grad_input": "self"}),
     "Hardshrink": ({"out": "self"},),
     "HardshrinkBackward": ({"grad_input": "grad_output"}, {"grad_input": "self"}),
+    "InplaceNormal": ({"out": "self"},),
+    "InplaceUniform": ({"out": "self"},),
     "KlDiv": ({"out": "self"}, {"out": "target"}),
     "KlDivBackward": ({"out": "grad_output"}, {"out": "self"}, {"out": "target"}),
     "KlDivTargetBackward": ({"grad_target": "grad_output"}, {"grad_target": "self"}, {"grad_target": "target"}),

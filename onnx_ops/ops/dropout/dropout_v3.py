@@ -28,7 +28,19 @@ from onnx_ops.loops.memory import (
 from onnx_ops.loops.primitives import ZERO
 from onnx_ops.loops.records import CHUNK, KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import give_shape, size_of
-from onnx_ops.ops.dropout._philox import HALF, LOW, WORD, WORDS, philox, words, written
+from onnx_ops.ops.philox import (
+    HALF,
+    LOW,
+    SEED_TYPES,
+    WORD,
+    WORDS,
+    check_draw,
+    key_at,
+    laid_out,
+    philox,
+    words,
+    written,
+)
 from onnx_ops.ops.references import rounded
 
 SIGNATURE = Signature(
@@ -60,7 +72,7 @@ Without a kernel: the results are the same for inputs of less than 2^34 elements
 """,
     inputs=(
         Input("input", "Any floating tensor."),
-        Input("seed", "Seed of the mask, a scalar.", dtypes=(TensorProto.INT64, TensorProto.INT32)),
+        Input("seed", "Seed of the mask, a scalar.", dtypes=SEED_TYPES),
     ),
     outputs=(
         Output("output", "`input`, scaled or set to 0.", "input"),
@@ -110,7 +122,6 @@ def reference(
 INPUT, SEED = range(2)
 OUTPUT, MASK = range(2)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
-INT64 = int(TensorProto.INT64)
 ELEMENTS = 16 * CHUNK
 """Elements per task."""
 
@@ -129,11 +140,7 @@ def task(job: Job, number: int) -> None:
     """Elements from ELEMENTS * number on."""
     kernel = record_at(job.kernel, KERNEL)
     attributes = record_at(kernel.attributes, ATTRIBUTES)
-    if kernel.element_type[SEED] == INT64:
-        seed = array_at(job.data[SEED], 1, np.int64)[0]
-    else:
-        seed = np.int64(array_at(job.data[SEED], 1, np.int32)[0])
-    key, stream = np.uint64(seed), np.uint64(attributes.offset)
+    key, stream = key_at(job.data[SEED], kernel.element_type[SEED]), np.uint64(attributes.offset)
     p = np.float64(attributes.p)
     threshold = np.uint64(np.rint(p * 4294967296.0))
     scale = np.float32(1.0 / (1.0 - p)) if p < 1.0 else ZERO
@@ -192,22 +199,17 @@ def body(b: Body) -> None:
     count = b.op("Size", x, name="count")
     blocks = b.op("Range", 0, ((count + (WORDS - 1)) / WORDS).named("blocks"), 1, name="block")
     drawn = written(b, b.load_as("seed", TensorProto.INT64), b.value_of("offset"), blocks)
-    columns = [b.op("Unsqueeze", word, [1], name="column") for word in drawn]
-    passes = b.op("Concat", *columns, name="words", axis=1).greater_or_equal(threshold).named("passes")
-    number = b.op("Reshape", count, [1], name="number")
-    flat = b.op("Slice", b.op("Reshape", passes, [-1], name="row"), [0], number, [0], name="passes_of_elements")
-    mask = b.op("Reshape", flat, b.op("Shape", x), name="kept", allowzero=1)
+    passes = tuple(word.greater_or_equal(threshold).named("passes") for word in drawn)
+    mask = laid_out(b, passes, count, x)
     b.store("output", b.op("Where", mask, (x * scale).named("scaled"), 0.0, name="dropped"), "input")
     b.give("mask", mask)
 
 
 def infer(call: Call) -> tuple[TensorType, ...]:
-    call.same_shape("seed", (), "a scalar")
-    p, offset = call.attributes["p"], call.attributes["offset"]
+    check_draw(call)
+    p = call.attributes["p"]
     if not 0 <= p <= 1:
         raise call.error(f"attribute 'p' is {p}, expected a number from 0 to 1")
-    if offset < 0:
-        raise call.error(f"attribute 'offset' is {offset}, expected at least 0")
     shape = call.shape("input")
     return TensorType(call.dtype("input"), shape), TensorType(TensorProto.BOOL, shape)
 

@@ -45,23 +45,19 @@ class Generator:
         return self._dropout(input, p)
 
     def uniform(self, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """Uniform on [0, 1): each binary digit is drawn on its own."""
-        digits = BITS[dtype]
-        wide = torch.promote_types(dtype, torch.float32)
-        values = torch.tensor([0.5 ** (i + 1) for i in range(digits)], dtype=wide)
-        # No product of matrices: onnxruntime merges one with a factor after it, rounded to float.
-        return (self.kept((*shape, digits), 0.5).to(wide) * values).sum(-1).to(dtype)
+        """Uniform on [0, 1)."""
+        return domain_ops.InplaceUniform(torch.zeros(shape, dtype=dtype), self.seed, offset=self._next())
 
     def normal(self, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """Standard normal (Box and Muller, 1958)."""
-        wide = torch.promote_types(dtype, torch.float32)
-        first, second = (self.uniform(shape, wide) for _ in range(2))
-        turn = torch.tensor([2 * math.pi], dtype=wide)
-        return (torch.sqrt(-2 * torch.log(1 - first)) * torch.cos(turn * second)).to(dtype)
+        """Standard normal."""
+        return domain_ops.InplaceNormal(torch.zeros(shape, dtype=dtype), self.seed, offset=self._next())
+
+    def _next(self) -> int:
+        self.used += 1
+        return self.used - 1
 
     def _dropout(self, input: Tensor, p: float) -> tuple[Tensor, Tensor]:
-        self.used += 1
-        return domain_ops.DropoutV3(input, self.seed, p=p, offset=self.used - 1)
+        return domain_ops.DropoutV3(input, self.seed, p=p, offset=self._next())
 
 
 def _default(dtype: torch.dtype | None) -> torch.dtype:

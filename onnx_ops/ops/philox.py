@@ -9,10 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from onnx_ops.bodies.body import Body
+from onnx_ops.core.call import Call
 from onnx_ops.graph.builder import Value
-from onnx_ops.loops.primitives import inlined
+from onnx_ops.loops.memory import array_at
+from onnx_ops.loops.primitives import helper, inlined
 
 ROUNDS = 10
 FIRST, SECOND = 0xD2511F53, 0xCD9E8D57
@@ -25,6 +28,24 @@ WORDS = 4
 # Typed for native code, where an int64 and a uint64 promote to float64.
 A, B, A_STEP, B_STEP = np.uint64(FIRST), np.uint64(SECOND), np.uint64(FIRST_STEP), np.uint64(SECOND_STEP)
 LOW, HALF = np.uint64(WORD - 1), np.uint64(32)
+
+SEED_TYPES = INT64, INT32 = int(TensorProto.INT64), int(TensorProto.INT32)
+
+
+def check_draw(call: Call) -> None:
+    """Check the input `seed` and the attribute `offset` of an op that draws random numbers."""
+    call.same_shape("seed", (), "a scalar")
+    offset = call.attributes["offset"]
+    if offset < 0:
+        raise call.error(f"attribute 'offset' is {offset}, expected at least 0")
+
+
+@helper
+def key_at(address: int, element_type: int) -> Any:
+    """The key, uint64, of a seed of int64 or int32 at a memory address."""
+    if element_type == INT64:
+        return np.uint64(array_at(address, 1, np.int64)[0])
+    return np.uint64(np.int64(array_at(address, 1, np.int32)[0]))
 
 
 @inlined
@@ -83,3 +104,18 @@ def written(b: Body, seed: Value, offset: Value, blocks: Value) -> tuple[Value, 
         c0, c1, c2, c3 = xor(b_high, c1, k0), b_low, xor(a_high, c3, k1), a_low
         k0, k1 = low(k0 + FIRST_STEP), low(k1 + SECOND_STEP)
     return c0, c1, c2, c3
+
+
+def laid_out(b: Body, columns: tuple[Value, ...], count: Value, like: Value) -> Value:
+    """The first `count` values of columns, read row by row, in the shape of another value.
+
+    Args:
+        b: the body.
+        columns: of one length, which suffices for `count` values.
+        count: int64, a scalar.
+        like: has `count` elements.
+    """
+    rows = b.op("Concat", *(b.op("Unsqueeze", column, [1], name="column") for column in columns), name="rows", axis=1)
+    number = b.op("Reshape", count, [1], name="number")
+    flat = b.op("Slice", b.op("Reshape", rows, [-1], name="row"), [0], number, [0], name="values")
+    return b.op("Reshape", flat, b.op("Shape", like), name="laid_out", allowzero=1)

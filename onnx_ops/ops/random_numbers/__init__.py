@@ -1,0 +1,1 @@
+"""Random numbers of a distribution, as functions of a seed."""
