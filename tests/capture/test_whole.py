@@ -547,6 +547,8 @@ def test_other_random_numbers_come_from_the_seed_too() -> None:
         return {"error": model().sum() * drawn["uniform"].mean()} | drawn
 
     captured = gradients(Parameter(numbers(3)), loss, ())
+    drawing = nodes(captured.model)
+    assert (drawing["InplaceNormal"], drawing["InplaceUniform"], "DropoutV3" in drawing) == (3, 10, False)
     got = run(captured.model, captured.state)
     # Mean and variance, within 5 standard deviations of a mean of `size` numbers.
     moments = {

@@ -330,7 +330,10 @@ def test_page_body_is_the_linked_one(op: Op) -> None:
 
 @EACH_OP
 def test_page_picture(op: Op) -> None:
-    """Small, all boxes lead to an output, and all outputs of the example are there."""
+    """Small, all boxes lead from inputs to an output, and all outputs of the example are there.
+
+    Random numbers lead from none, as those depend on a seed, which is not drawn.
+    """
     pictures = _blocks(_page(op), "mermaid")
     results = re.findall(r'--> \w+\(\["([\w, ]+)"\]\)$', pictures[0], re.MULTILINE)
     assert {name for names in results for name in names.split(", ")} == set(op.example.outputs)
@@ -340,5 +343,6 @@ def test_page_picture(op: Op) -> None:
         arrows = re.findall(r'^ *(\w+)(?:\(\["\w+"\]\))? --> (\w+)', picture, re.MULTILINE)
         starts, ends = map(set, zip(*arrows, strict=True))
         assert starts | ends == boxes | rounded
-        assert boxes <= starts & ends
+        assert boxes <= starts
+        assert boxes <= ends or rounded <= ends
         assert 2 <= len(boxes | rounded) <= 40
