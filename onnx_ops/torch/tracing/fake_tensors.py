@@ -41,7 +41,8 @@ def unchanged_conversions() -> Iterator[None]:
 class FakeTensors(FakeTensorMode):
     """FakeTensorMode, which keeps the results of a call with dynamic sizes only if there is a second call like it.
 
-    To keep one takes about half as long as to compute it, and most calls in a small model are the only ones.
+    To keep one takes about half as long as to compute it, and most calls in a small model are the only ones. To make a
+    view of what is kept takes longer than to detach a tensor.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -52,6 +53,8 @@ class FakeTensors(FakeTensorMode):
     def _cached_dispatch_impl(
         self, func: OpOverload, types: Sequence[type], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> object:
+        if func is torch.ops.aten.detach.default:
+            return self._dispatch_impl(func, types, args, kwargs)
         shapes = [leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if any(is_symbolic(size) for shape in shapes for size in shape):
             call = func, *(size.node.expr if is_symbolic(size) else size for shape in shapes for size in shape)
