@@ -167,6 +167,20 @@ def of_sequences(model: nn.Module, x: Tensor) -> Tensor:
     return sum((slope.square().sum() for slope in slopes.values()), start=tangent.square().mean())
 
 
+def of_filters(model: nn.Module, x: Tensor) -> Tensor:
+    """A step of meta-learning of filters, that is differentiated again: convolutions of sequences and of images."""
+    first, last = model.layers[0].weight, model.layers[2].weight
+
+    def forward(filters: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
+        rows = functional.conv1d((x * last.mean())[:, None], filters[:4, None], bias[:4], padding=1).sin()
+        images = functional.conv_transpose2d(rows[:, :, None], filters[:4, :2, None, None], bias[:2] + scale, stride=2)
+        return images.square().mean()
+
+    given = first, model.layers[0].bias, last[0, 0]
+    slopes = grad(forward, argnums=(0, 1, 2))(*given)
+    return forward(*(tensor - 0.1 * slope for tensor, slope in zip(given, slopes, strict=True)))
+
+
 def layers_of_images(model: nn.Module, x: Tensor) -> Tensor:
     weight, images = model.layers[0].weight.double(), images_of(model, x)
     functions = [
@@ -203,6 +217,7 @@ def layers_of_images(model: nn.Module, x: Tensor) -> Tensor:
         (of_each_sample, True),
         (filtered, True),
         (of_sequences, True),
+        (of_filters, True),
         (of_each_image, True),
         pytest.param(layers_of_images, True, marks=pytest.mark.full),
     ],

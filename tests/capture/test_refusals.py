@@ -110,19 +110,22 @@ def test_refused(name: str) -> None:
         capture(function)
 
 
-KEYS = {5: 1.0}
+KEYS = {5: 1.0, "5": 2.0}
 
 
 @pytest.mark.parametrize(
     "function",
     [
         lambda x: x * KEYS[x.shape[0]],
+        lambda x: x * KEYS[f"{x.shape[0]}"],
         lambda x: x * x.shape[0][0],
         lambda x: x * torch.from_numpy(np.arange(x.shape[0])).sum(),
     ],
 )
 def test_dynamic_sizes_in_place_of_numbers(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    message = rf"{WHERE} does with a dynamic size what only numbers allow {LINE} \(TypeError.*let dynamic_shapes not"
+    message = (
+        rf"{WHERE} does with a dynamic size what only numbers allow {LINE} \((Type|Key)Error.*let dynamic_shapes not"
+    )
     model = Model(lambda x: function(x) if isinstance(x.shape[0], torch.SymInt) else x)
     with pytest.raises(CaptureError, match=message):
         gradients(

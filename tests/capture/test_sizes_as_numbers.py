@@ -251,3 +251,19 @@ def test_bits_and_functions_of_sizes() -> None:
         return y.square().mean() * bits + y.sin().mean() * counts + (y.cos() * copy.deepcopy(x)).sum() * angles * others
 
     compared_at(nn.Linear(8, 8), loss, [(size, 8) for size in (6, 3, 1, 16)], Dim("N"))
+
+
+def test_functions_of_sizes_by_operators() -> None:
+    """Those that PyTorch has for tensors only, also by NumPy; and a size that one of them returns."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        size, y = len(x), model(x)
+        growth = math.lgamma(size + 1) + math.gamma(size / 4 - 2.1) + math.erf(1 / size) + math.erfc(size / 9)
+        roots = math.cbrt(3 - size) + math.expm1(1 / size) + math.exp2(size / 2) + math.ldexp(0.3, size)
+        angles = math.asinh(size) + math.acosh(size) + math.atanh(1 / (size + 1)) + math.atan2(1 - size, 2.0)
+        parts = math.fmod(2.5 - size, 2) + math.fabs(3 - size) + math.copysign(size, -0.5)
+        turned = math.degrees(size) * math.radians(size) + np.cbrt(size) + np.exp2(1 / size) + np.degrees(1 / size)
+        rows = y.reshape(math.gcd(size, 6), -1).mean(1).square().sum() / math.lcm(size, 4)
+        return y.square().mean() * (growth + roots) + y.sin().mean() * (angles + parts) + y.cos().mean() * turned + rows
+
+    compared_at(nn.Linear(8, 8), loss, [(size, 8) for size in (6, 3, 1, 16)], Dim("N"))

@@ -49,6 +49,7 @@ def symbolic_batches() -> Iterator[None]:
                 library.impl(name, _decomposition(getattr(aten, name).default), BATCHED)
             for name, differentiated in DIFFERENTIATED.items():
                 library.impl(name, differentiated, "Autograd")
+            library.impl("_convolution_double_backward", _convolution_double_backward, "CompositeImplicitAutograd")
         yield
 
 
@@ -343,6 +344,41 @@ def _convolution_backward(
     if of_bias:
         gradients[2] = grads.sum([1, *range(3, grads.dim())])
     return tuple(gradients)
+
+
+def _convolution_double_backward(
+    of_grad_input: Tensor | None,
+    of_grad_weight: Tensor | None,
+    of_grad_bias: Tensor | None,
+    grad_output: Tensor,
+    weight: Tensor,
+    self: Tensor,
+    *settings_and_wanted: Any,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of `convolution_backward`, whose results are linear in `grad_output`, and in one other tensor each.
+
+    Args:
+        of_grad_input, of_grad_weight, of_grad_bias: the gradients with respect to its results.
+        grad_output, weight, self: its tensors.
+        settings_and_wanted: those of the convolution, and which gradients are wanted: with respect to grad_output,
+            self and weight.
+    """
+    *settings, (wanted_grad, wanted_input, wanted_weight) = settings_and_wanted
+    terms: list[Tensor] = []
+    of_input = of_weight = None
+    if of_grad_input is not None:
+        terms.append(aten.convolution(of_grad_input, weight, None, *settings))
+        if wanted_weight:
+            found = aten.convolution_backward(grad_output, of_grad_input, weight, None, *settings, [False, True, False])
+            of_weight = found[1]
+    if of_grad_weight is not None:
+        terms.append(aten.convolution(self, of_grad_weight, None, *settings))
+        if wanted_input:
+            found = aten.convolution_backward(grad_output, self, of_grad_weight, None, *settings, [True, False, False])
+            of_input = found[0]
+    if of_grad_bias is not None:
+        terms.append(of_grad_bias.reshape([-1] + [1] * (self.dim() - 2)).expand_as(grad_output))
+    return (sum(terms[1:], terms[0]) if wanted_grad and terms else None), of_input, of_weight
 
 
 def _of_batch(self: Tensor, size: Size) -> Tensor:

@@ -423,8 +423,9 @@ def _bounds(valid: range, where: Locations) -> str:
 
 
 def _size(error: BaseException, where: Locations) -> str | None:
-    sizes = r"\bSym(Int|Bool|Float)\b|numpy\.object_"
-    if not isinstance(error, TypeError | AttributeError) or not re.search(sizes, str(error)):
+    sizes, names = r"\bSym(Int|Bool|Float)\b|numpy\.object_", r"\b[su]\d+\b"  # in texts of sizes
+    said = isinstance(error, TypeError | AttributeError) and re.search(sizes, str(error))
+    if not said and not (isinstance(error, KeyError) and re.search(names, str(error))):
         return None
     return (
         f"{where.module()} does with a dynamic size what only numbers allow{_at(line_of_error(error))}"

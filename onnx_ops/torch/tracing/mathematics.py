@@ -75,6 +75,25 @@ def _permutations(size: torch.SymInt, chosen: int) -> Size:
     return functools.reduce(operator.mul, (size - i for i in range(chosen)), 1)
 
 
+def _by_operator(operator: Callable[..., Any], dtype: torch.dtype = torch.float64) -> Callable[..., Number]:
+    """By an operator of PyTorch on tensors of these numbers."""
+    return lambda *numbers: operator(*(torch.tensor(number, dtype=dtype) for number in numbers)).item()
+
+
+def _of_all(operator: Callable[..., Any]) -> Callable[..., Size]:
+    """Of any number of integers."""
+    return lambda *sizes: functools.reduce(_by_operator(operator, torch.int64), sizes)
+
+
+def _cube_root(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().pow(1 / 3).copysign(x)
+
+
+def _gamma(x: torch.Tensor) -> torch.Tensor:
+    sign = torch.where(x < 0, 1 - 2 * x.floor().remainder(2), 1.0)
+    return sign * x.lgamma().exp()
+
+
 def _divmod(size: Number, divisor: Number) -> tuple[Number, Number]:
     return size // divisor, size % divisor
 
@@ -103,6 +122,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "log2": torch._sym_log2,
     "log10": lambda size: _logarithm(size, 10.0),
     "log1p": lambda size: _logarithm(size + 1),
+    "exp2": lambda size: 2.0 ** torch.sym_float(size),
+    "expm1": _by_operator(torch.expm1),
     "exp": lambda size: math.e ** torch.sym_float(size),
     "pow": _power,
     "cos": torch._sym_cos,
@@ -114,10 +135,30 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sinh": torch._sym_sinh,
     "cosh": torch._sym_cosh,
     "tanh": torch._sym_tanh,
+    "asinh": _by_operator(torch.asinh),
+    "acosh": _by_operator(torch.acosh),
+    "atanh": _by_operator(torch.atanh),
+    "atan2": _by_operator(torch.atan2),
+    "degrees": lambda size: size * (180.0 / math.pi),
+    "radians": lambda size: size * (math.pi / 180.0),
     "hypot": lambda *sides: torch._sym_sqrt(sum(torch.sym_float(side) ** 2 for side in sides)),
+    "cbrt": _by_operator(_cube_root),
+    "erf": _by_operator(torch.erf),
+    "erfc": _by_operator(torch.erfc),
+    "gamma": _by_operator(_gamma),
+    "lgamma": _by_operator(torch.lgamma),
+    "fabs": _by_operator(torch.abs),
+    "fmod": _by_operator(torch.fmod),
+    "copysign": _by_operator(torch.copysign),
+    "ldexp": lambda size, exponent: size * 2.0 ** torch.sym_float(exponent),
+    "gcd": _of_all(torch.gcd),
+    "lcm": _of_all(torch.lcm),
     "isqrt": lambda size: math.floor(torch._sym_sqrt(size)),
     "comb": _combinations,
     "perm": _permutations,
 }
 DIVISIONS = "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__"
-NUMPY = "sqrt", "log", "log2", "log10", "log1p", "exp", "cos", "sin", "tanh"
+NUMPY = (
+    *("sqrt", "cbrt", "log", "log2", "log10", "log1p", "exp", "exp2", "expm1", "fabs"),
+    *("cos", "sin", "tan", "cosh", "sinh", "tanh", "degrees", "radians"),
+)
