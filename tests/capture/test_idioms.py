@@ -5,6 +5,7 @@ Each capture compares its numbers with PyTorch's before it returns.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 
@@ -252,7 +253,15 @@ def limited(model: nn.Module, x: Tensor) -> Tensor:
     return total.square() / max(count, 4) + min(total, 0.5, x.sum()) * largest + max(1, min(rows[1].sum(), 2))
 
 
-@pytest.mark.parametrize("loss", [contrasted, covered, limited])
+def copied(model: nn.Module, x: Tensor) -> Tensor:
+    """An update of a copy of the model, as in Reptile, which is called before the model itself."""
+    fast = copy.deepcopy(model)
+    slopes = torch.autograd.grad(fast(x).square().mean(), list(fast.parameters()))
+    pairs = zip(model.parameters(), fast.parameters(), slopes, strict=True)
+    return model(2 * x).mean() + sum(((p - q.detach() + 0.1 * slope) ** 2).sum() for p, q, slope in pairs)
+
+
+@pytest.mark.parametrize("loss", [contrasted, covered, limited, copied])
 def test_dynamic_numbers_of_samples(loss: Callable[[nn.Module, Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     compared(nn.Linear(4, 4), loss, [torch.randn(n, 4) for n in (3, 5, 2)], {0: Dim("N")})

@@ -171,6 +171,17 @@ def test_the_line_that_fixes_a_multiple() -> None:
         )
 
 
+def test_no_range_of_sizes_is_named_where_only_multiples_are_valid() -> None:
+    """Beside another condition, which holds for a range of sizes: that they are no multiples."""
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        parts = [rows if len(rows) % 5 == 0 else rows[:1] for rows in (x, x[1:])]
+        return model(torch.cat(parts)).sum()
+
+    with pytest.raises(CaptureError, match=r"right only where .* % 5\) == 0 .* by a multiple such as 5 \*"):
+        gradients(torch.nn.Linear(3, 2), loss, (torch.ones(10, 3),), dynamic_shapes=({0: torch.export.Dim("N")},))
+
+
 def test_the_line_that_fixes_a_dimension_of_two_inputs() -> None:
     def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.stack([(model(row) * factor).sum() for row, factor in zip(x, y, strict=True)]).sum()

@@ -83,7 +83,8 @@ class RunInfo:
 class FirstCall:
     """Records the arguments of the first call of a model in `info.call`.
 
-    Tensors within a transform of torch.func do not exist after it, so calls with these do not count.
+    Tensors within a transform of torch.func do not exist after it, so calls with these do not count. Nor do those of
+    copies of the model that the loss makes, which have its hooks.
     """
 
     def __init__(self, model: torch.nn.Module, info: RunInfo) -> None:
@@ -101,6 +102,10 @@ class FirstCall:
             hook.remove()
         self._returned = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> FirstCall:
+        """Itself: what it records has references to memory that are not to be copied."""
+        return self
+
     def returned(self, loss: torch.Tensor) -> bool:
         """Whether the call has returned a loss, and otherwise nothing but floating numbers."""
         found = self._returned or []
@@ -109,12 +114,12 @@ class FirstCall:
         )
 
     def _record(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._info.call is None:
+        if model is self._model and self._info.call is None:
             whole = model._orig_mod if isinstance(model, OptimizedModule) else model  # of torch.compile
             arguments = bound(whole.forward, args) | kwargs
             if not any(is_functorch_wrapped_tensor(tensor) for _, tensor in tensors(arguments)):
                 self._info.call = ModelCall(arguments, len(args))
 
     def _record_result(self, model: torch.nn.Module, args: tuple[Any, ...], result: object) -> None:
-        if self._returned is None and self._info.call is not None:
+        if model is self._model and self._returned is None and self._info.call is not None:
             self._returned = [tensor for _, tensor in tensors(result)]

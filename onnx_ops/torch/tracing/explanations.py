@@ -401,7 +401,8 @@ def holding_where(size: str, condition: str, where: Locations, factor: int = 1) 
         factor: by which the size is a multiple of the variable of the condition.
     """
     remedy = " Use // or math.floor in place of int(). Or say so" if "trunc" in condition else " Say so"
-    if valid := where.sizes.get(size):
+    is_of_multiples = re.search(r"% \d+\)? == ", condition)  # of which no range consists
+    if (valid := where.sizes.get(size)) and not is_of_multiples:
         return (
             f"{size} is to be dynamic, but the graph is right only where {condition}{_restricted(size, where)}.{remedy}"
             f" by {_bounds(valid, where)}"
