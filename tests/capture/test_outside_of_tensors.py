@@ -75,6 +75,23 @@ def test_numbers_that_change_later_steps_only_are_warned_of() -> None:
         gradients(model, lambda model, x: model(x).sum(), (torch.ones(2, 3),))
 
 
+def test_numbers_that_are_kept_of_each_step_are_warned_of() -> None:
+    """As for the mean of the last losses, by which that of a step is divided; those of one batch are equal."""
+
+    class Averaging(nn.Linear):
+        losses: list[float]
+
+        def forward(self, x: Tensor) -> Tensor:
+            value = super().forward(x).square().mean()
+            self.losses.append(value.item())
+            return value / (sum(self.losses) / len(self.losses))
+
+    model = Averaging(3, 2)
+    model.losses = []
+    with pytest.warns(UserWarning, match=r"changes 'len\(losses\)' \(1, then 2\)"):
+        gradients(model, lambda model, x: model(x), (torch.ones(2, 3),))
+
+
 def test_tensors_that_a_module_keeps_are_computed_in_each_step() -> None:
     """Also where a second run in PyTorch fails, as the tensor that it finds belongs to a graph that is freed."""
 

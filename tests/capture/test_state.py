@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 from collections.abc import Callable
 from functools import partial
@@ -171,6 +172,29 @@ class Remembering(nn.Module):
 def test_tensors_that_are_not_registered_cannot_be_state(how: str, name: str) -> None:
     with pytest.raises(CaptureError, match=f"the tensor '{name}' .* neither a parameter nor a buffer.*register_buffer"):
         gradients(Remembering(how), lambda m, x: m(x).square().mean(), (torch.randn(5, 4),), check=False)
+
+
+def relative(value: Tensor, history: Any) -> Tensor:
+    """A loss divided by the mean of the last two, which are equal where the batch is."""
+    kept = history.setdefault("losses", []) if isinstance(history, dict) else history
+    kept.append(value.detach())
+    last = list(kept)[-2:]
+    return value * len(last) / sum(last)
+
+
+@pytest.mark.parametrize("history", [[], {}, collections.deque([torch.ones(()), torch.ones(())], maxlen=2)])
+@pytest.mark.parametrize("of_model", [True, False])
+def test_histories_cannot_be_state(history: Any, of_model: bool) -> None:
+    model = nn.Linear(4, 4)
+    history = copy.copy(history)
+    if of_model:
+        model.history = history
+
+    def loss(model: Any, x: Tensor) -> Tensor:
+        return relative(model(x).square().mean(), model.history if of_model else history)
+
+    with pytest.raises(CaptureError, match=r"each step adds to 'history', .* register it by register_buffer"):
+        gradients(model, loss, (torch.randn(5, 4),), check=False)
 
 
 def test_variables_of_the_loss_cannot_be_state() -> None:

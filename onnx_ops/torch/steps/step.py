@@ -77,7 +77,7 @@ class JointStep:
             raise CaptureError(f"the example is a {type(args).__name__}, expected a tuple of the loss's arguments")
         _check_initialized(model)
         self._call = _Call(model, loss)
-        self._loss = loss
+        self.loss = loss
         self.model = model
         self.parameters = dict(model.named_parameters())
         self.buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.layout is torch.strided}
@@ -276,7 +276,7 @@ class JointStep:
         given = self._registered({name: values[name].clone() for name in self.buffers} | leaves)
 
         def loss(model: torch.nn.Module, *args: Any) -> Any:
-            return self._loss(model.train().eval(), *args)
+            return self.loss(model.train().eval(), *args)
 
         result, _ = self._run(
             _Call(self.model, loss), given, lambda result: result, *replaced(self._given, leaves).values()

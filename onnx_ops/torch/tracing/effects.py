@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.tracing.histories import containers_of, identities
 
 Storages = dict[int, StorageWeakRef]
 """Storages by address, which is not reused as long as a weak reference exists."""
@@ -55,9 +56,17 @@ class Effects(TorchDispatchMode):
         """Whether an operator has written to a tensor's storage."""
         return storage_of(tensor) in self._written
 
+    def made(self) -> Storages:
+        """The storages that operators have returned and that still exist."""
+        return {key: storage for key, storage in self._returned.items() if not storage.expired()}
+
     def alive(self) -> Storages:
         """The storages that operators have read or returned and that still exist."""
-        return {key: storage for key, storage in (self._read | self._returned).items() if not storage.expired()}
+        return self.made() | {key: storage for key, storage in self._read.items() if not storage.expired()}
+
+    def has_read(self, key: int) -> bool:
+        """Whether an operator has read a storage."""
+        return key in self._read
 
     def replaced(self, earlier: Storages) -> list[int]:
         """Of earlier storages, those that this run has read, and has written to or freed."""
@@ -77,15 +86,23 @@ def written(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 
 class Unregistered:
-    """State of a step that is neither a parameter nor a buffer: storages of a first run that a second one changes.
+    """State of a step that is neither a parameter nor a buffer: what a first run has left, and a second one changes.
 
     Args:
         model: the modules whose attributes name tensors in errors.
+        loss: the function whose variables do.
         first: the effects of the first run.
     """
 
-    def __init__(self, model: torch.nn.Module, first: Effects) -> None:
+    def __init__(self, model: torch.nn.Module, loss: Callable[..., Any], first: Effects) -> None:
+        self._model, self._loss = model, loss
         self._earlier = first.alive()
+        # The elements of containers, and the tensors among them that the first run has made.
+        self._kept = {
+            name: (identities(kept), made)
+            for name, kept in containers_of(model, loss)
+            if (made := storages(tree_leaves(kept)).keys() & first.made().keys())
+        }
         self._names = {
             storage: f"{path}.{name}" if path else name
             for path, module in model.named_modules()
@@ -94,11 +111,25 @@ class Unregistered:
         }
 
     def refuse(self, second: Effects) -> None:
-        """Raise a CaptureError if the second run reads and changes a storage that the first one has left."""
+        """Raise a CaptureError if the second run reads a storage that the first one has left, and changes it.
+
+        So it does if the storage is in a history: a list, deque or dictionary that the second run has changed.
+        """
         for storage in second.replaced(self._earlier):
             name = self._names.get(storage)
             what = "a tensor" if name is None else f"the tensor '{name}'"
             raise CaptureError(
                 f"each step reads {what} that the step before has changed, but it is neither a parameter nor a buffer"
-                " of the model, so that it cannot be state of the graph: register it by register_buffer of a module"
+                f" of the model, so that it cannot be state of the graph: {REGISTER}"
             )
+        for name, kept in containers_of(self._model, self._loss):
+            before, made = self._kept.get(name, (None, set()))
+            if before is not None and before != identities(kept) and any(map(second.has_read, made)):
+                raise CaptureError(
+                    f"each step adds to '{name}', and reads tensors that steps before have added, but these are neither"
+                    " parameters nor buffers of the model, so that they cannot be state of the graph: keep them in one"
+                    f" tensor, and {REGISTER}"
+                )
+
+
+REGISTER = "register it by register_buffer of a module"

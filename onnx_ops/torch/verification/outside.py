@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.tracing.frames import warn
+from onnx_ops.torch.tracing.histories import lengths
 from onnx_ops.torch.tracing.randomness import Draw
 from onnx_ops.torch.tracing.trace import Tensors
 from onnx_ops.torch.verification.tolerances import compare
@@ -23,12 +24,14 @@ class Outside:
 
     Args:
         model: the modules whose attributes the runs may change. The second run finds what the first has left in them.
+        loss: the function whose variables they may change.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: torch.nn.Module, loss: Callable[..., Any]) -> None:
+        self._model, self._loss = model, loss
         self._states, self._numbers = _states(), _numbers(model)
         self._changed: list[str] = []
+        self._lengths: dict[str, int] = {}
         self._difference: Exception | None = None
 
     def first_run_ended(self) -> None:
@@ -38,6 +41,19 @@ class Outside:
             f"'{name}' ({before!r}, then {now[name]!r})"
             for name, before in self._numbers.items()
             if name in now and now[name] != before
+        ]
+        self._lengths = lengths(self._model, self._loss)
+
+    def second_run_ended(self) -> None:
+        """Find what the second run has added to, of that which the first run may have added to as well.
+
+        The first run alone adds to caches.
+        """
+        now = lengths(self._model, self._loss)
+        self._changed += [
+            f"'len({name})' ({before}, then {now[name]})"
+            for name, before in self._lengths.items()
+            if now.get(name, 0) > before
         ]
 
     def compare(self, first: Tensors, second: Tensors) -> bool:

@@ -68,7 +68,7 @@ def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = F
         CaptureError: the step has state that is neither a parameter nor a buffer.
     """
     start = joint.state() | joint.argument_values() | scale
-    outside = Outside(joint.model)
+    outside = Outside(joint.model, joint.loss)
     with preserved(joint.model), eager_mode():
         expected = joint.run(start, info)
         outside.first_run_ended()
@@ -151,7 +151,7 @@ def _repeat(
     outside: Outside,
 ) -> None:
     """Run the step again, with what the first run has left in attributes, and compare the results."""
-    unregistered = Unregistered(joint.model, info.effects)
+    unregistered = Unregistered(joint.model, joint.loss, info.effects)
     for half in halves:
         repeated = RunInfo()
         try:
@@ -161,6 +161,8 @@ def _repeat(
             outside.failed(error)
             return
         unregistered.refuse(repeated.effects)
+        if half is halves[0]:
+            outside.second_run_ended()
         refuse_seeds(info.seeded, repeated.seeded)
         if not outside.compare(_with_gradients(expected, half), again):
             return
