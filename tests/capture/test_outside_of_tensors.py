@@ -64,7 +64,7 @@ class Counting(nn.Module):
 @pytest.mark.parametrize("check", [True, False])
 def test_numbers_that_change_with_each_step_are_refused(check: bool) -> None:
     model = nn.Sequential(Counting(lambda calls: min(1.0, calls / 100)))
-    with pytest.raises(CaptureError, match=r"changes '0.calls' \(0, then 1\) .* register it by register_buffer"):
+    with pytest.raises(CaptureError, match=r"changes '0.calls' \(0, then 1\).* register it by register_buffer"):
         gradients(model, lambda model, x: model(x).sum(), (torch.ones(2, 3),), check=check)
     assert model[0].calls == 0
 
@@ -73,6 +73,37 @@ def test_numbers_that_change_later_steps_only_are_warned_of() -> None:
     model = Counting(lambda calls: 1.0 if calls < 100 else 0.5)
     with pytest.warns(UserWarning, match=r"changes 'calls' \(0, then 1\)"):
         gradients(model, lambda model, x: model(x).sum(), (torch.ones(2, 3),))
+
+
+class Schedule:
+    """An object beside the model that counts steps."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def factor(self) -> float:
+        self.steps += 1
+        return 1.0 if self.steps < 100 else 0.5
+
+    def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).sum() * self.factor()
+
+
+def test_objects_that_change_later_steps_only_are_warned_of() -> None:
+    """Of the model, of a variable of the loss, or that is the loss; that of the model is as before."""
+    model, schedule = Counting(float), Schedule()
+    model.schedule = Schedule()
+    model.factor = lambda _: model.schedule.factor()
+    losses = (
+        (lambda model, x: model(x).sum(), "schedule.steps"),
+        (lambda model, x: model.layer(x).sum() * schedule.factor(), "schedule.steps"),
+        (lambda model, x: schedule(model.layer, x), "schedule.steps"),
+        (Schedule(), "self.steps"),
+    )
+    for loss, name in losses:
+        with pytest.warns(UserWarning, match=rf"changes .*'{name}' \(\d+, then \d+\)"):
+            gradients(model, loss, (torch.ones(2, 3),))
+    assert model.schedule.steps == 0
 
 
 def test_numbers_that_are_kept_of_each_step_are_warned_of() -> None:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.tracing.histories import containers_of, identities
+from onnx_ops.torch.tracing.variables import containers, identities
 
 Storages = dict[int, StorageWeakRef]
 """Storages by address, which is not reused as long as a weak reference exists."""
@@ -100,7 +100,7 @@ class Unregistered:
         # The elements of containers, and the tensors among them that the first run has made.
         self._kept = {
             name: (identities(kept), made)
-            for name, kept in containers_of(model, loss)
+            for name, kept in containers(model, loss).items()
             if (made := storages(tree_leaves(kept)).keys() & first.made().keys())
         }
         self._names = {
@@ -122,7 +122,7 @@ class Unregistered:
                 f"each step reads {what} that the step before has changed, but it is neither a parameter nor a buffer"
                 f" of the model, so that it cannot be state of the graph: {REGISTER}"
             )
-        for name, kept in containers_of(self._model, self._loss):
+        for name, kept in containers(self._model, self._loss).items():
             before, made = self._kept.get(name, (None, set()))
             if before is not None and before != identities(kept) and any(map(second.has_read, made)):
                 raise CaptureError(

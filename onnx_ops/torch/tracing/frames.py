@@ -7,6 +7,7 @@ import linecache
 import sys
 import sysconfig
 import traceback
+import types
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -121,3 +122,12 @@ def is_library(file: str) -> bool:
     """Whether a file of code is part of PyTorch, its exporter, this package or the standard library."""
     of_python = file.startswith(("<", STANDARD)) and not file.startswith(INSTALLED)
     return of_python or file.startswith(LIBRARIES)
+
+
+def is_object_of_user(value: object) -> bool:
+    """Whether a value is an instance of a class of neither an installed package nor the standard library."""
+    kind = type(value)
+    if isinstance(value, type | types.ModuleType | types.FunctionType | torch.Tensor) or not hasattr(value, "__dict__"):
+        return False
+    file = getattr(sys.modules.get(kind.__module__), "__file__", "") or ""
+    return kind.__module__ != "builtins" and not is_library(file) and not file.startswith(INSTALLED)

@@ -9,12 +9,14 @@ from typing import Any, TypeAlias
 
 import torch
 
+from onnx_ops.torch.tracing.frames import is_object_of_user
+
 
 @contextlib.contextmanager
 def preserved(model: torch.nn.Module) -> Iterator[None]:
-    """Restore the attributes of a model's modules and the containers in them on exit, the training mode included.
+    """Restore the attributes of a model's modules, and the containers and objects in them, on exit.
 
-    Elements of tensors are not restored.
+    The training mode is one of them. Elements of tensors are not restored.
     """
     before = [(container, _contents(container)) for container in _containers(model)]
     try:
@@ -29,7 +31,7 @@ CONTAINERS = (dict, list, set, deque)
 
 
 def _containers(model: torch.nn.Module) -> list[Any]:
-    """The attribute dictionaries of all modules, and the mutable containers in them."""
+    """The attribute dictionaries of all modules, and of the user's objects in them; the mutable containers in these."""
     found: dict[int, Any] = {}
     waiting: list[Any] = [vars(module) for module in model.modules()]
     while waiting:
@@ -37,7 +39,7 @@ def _containers(model: torch.nn.Module) -> list[Any]:
         if id(value) not in found and isinstance(value, (*CONTAINERS, tuple)):
             found[id(value)] = value
             for child in value.values() if isinstance(value, dict) else value:  # a class may refuse len(value)
-                waiting.append(child)
+                waiting.append(vars(child) if is_object_of_user(child) else child)
     return [value for value in found.values() if not isinstance(value, tuple)]
 
 

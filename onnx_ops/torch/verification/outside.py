@@ -13,9 +13,9 @@ import torch
 from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.tracing.frames import warn
-from onnx_ops.torch.tracing.histories import lengths
 from onnx_ops.torch.tracing.randomness import Draw
 from onnx_ops.torch.tracing.trace import Tensors
+from onnx_ops.torch.tracing.variables import lengths, numbers
 from onnx_ops.torch.verification.tolerances import compare
 
 
@@ -23,20 +23,20 @@ class Outside:
     """Compares two successive runs of a step from the same state, with the same random numbers of PyTorch.
 
     Args:
-        model: the modules whose attributes the runs may change. The second run finds what the first has left in them.
-        loss: the function whose variables they may change.
+        model, loss: whose attributes and variables the runs may change. The second run finds what the first has left.
     """
 
     def __init__(self, model: torch.nn.Module, loss: Callable[..., Any]) -> None:
         self._model, self._loss = model, loss
-        self._states, self._numbers = _states(), _numbers(model)
+        self._states, self._numbers = _states(), numbers(model, loss)
         self._changed: list[str] = []
         self._lengths: dict[str, int] = {}
+        self._grown: list[str] = []
         self._difference: Exception | None = None
 
     def first_run_ended(self) -> None:
-        """Find the attributes that the first run has changed."""
-        now = _numbers(self._model)
+        """Find the attributes and variables that the first run has changed."""
+        now = numbers(self._model, self._loss)
         self._changed = [
             f"'{name}' ({before!r}, then {now[name]!r})"
             for name, before in self._numbers.items()
@@ -45,12 +45,9 @@ class Outside:
         self._lengths = lengths(self._model, self._loss)
 
     def second_run_ended(self) -> None:
-        """Find what the second run has added to, of that which the first run may have added to as well.
-
-        The first run alone adds to caches.
-        """
+        """Find the containers that the second run has added numbers to; the first run alone adds to caches."""
         now = lengths(self._model, self._loss)
-        self._changed += [
+        self._grown = [
             f"'len({name})' ({before}, then {now[name]})"
             for name, before in self._lengths.items()
             if now.get(name, 0) > before
@@ -88,17 +85,17 @@ class Outside:
     def check(self) -> None:
         """Raise a CaptureError if the results of the runs differ; warn of what has changed nothing in them.
 
-        That is random numbers that were drawn since the start, and attributes that the first run has changed.
+        That is random numbers that were drawn since the start, and attributes and variables that change.
         """
         drawn = [name for name, state in _states().items() if state != self._states[name]]
         by = f"draws random numbers by {' and '.join(drawn)}"
-        changed = ", ".join(self._changed)
-        attributes = f"changes {changed} of the model's modules, which is neither a parameter nor a buffer"
+        changed = ", ".join(self._changed + self._grown)
+        attributes = f"changes {changed}, which is neither a parameter nor a buffer of the model"
         if self._difference is not None:
             cause, remedy = OTHER_CAUSE, f"{DRAW}. {REGISTER}"
             if drawn:
                 cause, remedy = by, DRAW
-            elif self._changed:
+            elif changed:
                 cause, remedy = attributes, REGISTER
             raise CaptureError(
                 f"two runs of the loss with the same parameters and batch differ: it {cause}, which a graph cannot do."
@@ -107,7 +104,7 @@ class Outside:
         same = "Two runs have the same results, and the step is that of the example;"
         if drawn:
             warn(f"the loss {by}. {same} draw them by PyTorch if they matter")
-        if self._changed:
+        if changed:
             warn(f"the loss {attributes}. {same} if it matters to a later one: {REGISTER}")
 
 
@@ -141,16 +138,6 @@ def refuse_seeds(first: Sequence[Draw], second: Sequence[Draw]) -> None:
                 f" before {draw.operator} draws from it: PyTorch draws the same numbers each time, a graph would draw"
                 " others. Draw them once, before the capture, and register them by register_buffer"
             )
-
-
-def _numbers(model: torch.nn.Module) -> dict[str, bool | int | float | str]:
-    """The attributes of modules that are numbers or strings, by their names."""
-    return {
-        f"{path}.{name}" if path else name: value
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, bool | int | float | str)
-    }
 
 
 def _states() -> dict[str, Any]:

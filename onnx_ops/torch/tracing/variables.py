@@ -1,0 +1,74 @@
+"""Where a step may keep what the next one reads, beside parameters and buffers: attributes and variables of Python."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from onnx_ops.torch.tracing.frames import is_object_of_user
+from onnx_ops.torch.tracing.preserving import CONTAINERS, Container
+
+Number = bool | int | float | str
+
+MOST = 10_000
+"""Elements of a container up to which it is looked through: a larger one is a data set or vocabulary."""
+
+
+def numbers(model: torch.nn.Module, loss: Callable[..., Any]) -> dict[str, Number]:
+    """The attributes and variables that are numbers or strings, by their names."""
+    return {name: value for name, value in _variables(model, loss) if isinstance(value, Number)}
+
+
+def containers(model: torch.nn.Module, loss: Callable[..., Any]) -> dict[str, Container]:
+    """The attributes and variables that are lists, dictionaries, sets and deques, without data sets, by their names."""
+    return {
+        name: value
+        for name, value in _variables(model, loss)
+        if isinstance(value, CONTAINERS) and sum(1 for _ in itertools.islice(value, MOST + 1)) <= MOST
+    }
+
+
+def identities(container: Container) -> list[int]:
+    """Which objects a container and those within it have; no references to them, so that those it drops are freed."""
+    return [id(leaf) for leaf in tree_leaves(list(container) if isinstance(container, set) else container)]
+
+
+def lengths(model: torch.nn.Module, loss: Callable[..., Any]) -> dict[str, int]:
+    """How many floating numbers there are in each of `containers`, by name; integers count calls in most of them."""
+    return {
+        name: sum(isinstance(leaf, float) for leaf in tree_leaves(value))
+        for name, value in containers(model, loss).items()
+    }
+
+
+def _variables(model: torch.nn.Module, loss: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """The attributes of modules, and of the user's objects that they and the loss refer to; variables of the loss."""
+    namespaces: list[tuple[str, Mapping[str, Any]]] = [("", _of_function(loss))]
+    namespaces += [(f"{path}." if path else "", vars(module)) for path, module in model.named_modules()]
+    seen = {id(module) for module in model.modules()}
+    while namespaces:
+        prefix, namespace = namespaces.pop()
+        for name, value in list(namespace.items()):
+            yield f"{prefix}{name}", value
+            if id(value) not in seen and is_object_of_user(value):
+                seen.add(id(value))
+                namespaces.append((f"{prefix}{name}.", vars(value)))
+
+
+def _of_function(function: Callable[..., Any]) -> dict[str, Any]:
+    """The variables that a function reads from outside of it, and the object whose method it is, or that is called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isfunction(function):
+        return {"self": getattr(function, "__self__", function)}
+    try:
+        found = inspect.getclosurevars(function)
+    except ValueError:  # one of them has no value
+        return {}
+    return {**found.globals, **found.nonlocals}
