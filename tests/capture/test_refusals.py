@@ -61,6 +61,10 @@ REFUSED = {
         lambda x: x * float(np.linalg.det(x.detach().numpy())),
         rf"{WHERE} computes with the numbers of a tensor outside of PyTorch at .*, in NumPy or SciPy",
     ),
+    "function of arrays": (
+        lambda x: x * float(np.frexp(x.detach().numpy())[0].sum()),
+        rf"{WHERE} computes with the numbers of a tensor outside of PyTorch {LINE}, in NumPy or SciPy",
+    ),
     "index": (lambda x: [x, -x, x][x[0].argmax()], rf"{WHERE} decides by the numbers .* {LINE}"),
     "eigenvalues": (
         lambda x: torch.linalg.eigvals(x).abs(),

@@ -289,7 +289,7 @@ def _explanation(error: BaseException, where: Locations) -> str | None:
     return None
 
 
-_ARRAY_REQUIRED = r"\.numpy\(\) is not|from dtype\('O'\)|object arrays are not supported"
+_ARRAY_REQUIRED = r"\.numpy\(\) is not|from dtype\('O'\)|object arrays are not supported|ufunc '\w+' not supported"
 """Messages of PyTorch and NumPy where code requires the numbers of a tensor in an array."""
 
 
