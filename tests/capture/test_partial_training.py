@@ -14,7 +14,7 @@ from torch.export import Dim
 from torch.nn import functional
 
 import onnx_ops
-from onnx_ops.torch import training_step
+from onnx_ops.torch import CaptureError, training_step
 
 TRAINED = ("middle.weight", "middle.bias")
 
@@ -124,3 +124,36 @@ def test_frozen_parameters(frozen_by: str, clip: float | None) -> None:
             np.testing.assert_allclose(weights[name], tensor, rtol=1e-4, atol=1e-5, err_msg=name)
         else:
             np.testing.assert_array_equal(weights[name], tensor, err_msg=name)
+
+
+def test_parameters_that_the_loss_freezes() -> None:
+    """As those of batch norms in fine-tuning: not even the weight decay changes them."""
+
+    def frozen(model: nn.Sequential, x: Tensor) -> Tensor:
+        model[0].weight.requires_grad = False
+        return model(x).square().mean()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.5)
+    trainer = onnx_ops.Trainer(training_step(model, frozen, (torch.randn(4, 3),), optimizer, inference=False))
+    x = torch.randn(4, 3)
+    trainer.step(x=x.numpy())
+    frozen(model, x).backward()
+    optimizer.step()
+    for name, array in trainer.weights().items():
+        np.testing.assert_allclose(array, model.get_parameter(name).detach(), rtol=1e-5, err_msg=name)
+
+
+def test_parameters_that_the_first_call_makes_are_refused() -> None:
+    """A graph had other random numbers for them in each step."""
+
+    class Lazy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "last"):
+                self.last = nn.Linear(2, 2)
+            return self.last(super().forward(x))
+
+    model = Lazy(3, 2)
+    with pytest.raises(CaptureError, match=r"adds the parameter 'last.weight' to the model, .* call the model once"):
+        training_step(model, lambda m, x: m(x).mean(), (torch.randn(4, 3),), torch.optim.SGD(model.parameters(), 0.1))

@@ -30,13 +30,14 @@ def follow_hooks(name: str, parameter: torch.Tensor, leaf: torch.Tensor) -> None
 
 
 def gradients(loss: torch.Tensor, wanted: Tensors) -> dict[str, torch.Tensor | None]:
-    """The gradient with respect to each leaf; None if the loss does not depend on it.
+    """The gradient with respect to each leaf; None if the loss does not depend on it, or sets its `requires_grad` off.
 
     What the backward of an autograd function adds to the `grad` of a leaf, as that of reversible layers does, which
     differentiates the layers that it computes again, is part of it.
     """
+    trained = {name: leaf for name, leaf in wanted.items() if leaf.requires_grad}
     try:
-        found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True) if wanted else ()
+        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True) if trained else ()
     except RuntimeError as error:
         if "backward through the graph a second time" in str(error):
             raise CaptureError(
@@ -49,7 +50,7 @@ def gradients(loss: torch.Tensor, wanted: Tensors) -> dict[str, torch.Tensor | N
             "the model recomputes activations by CheckpointFunction, which a capture cannot differentiate: call"
             " torch.utils.checkpoint.checkpoint"
         ) from error
-    gradients = dict(zip(wanted, found, strict=True))
+    gradients = dict.fromkeys(wanted) | dict(zip(trained, found, strict=True))
     for name, leaf in wanted.items():
         gradient = gradients[name]
         if leaf.grad is not None:

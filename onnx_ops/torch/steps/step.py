@@ -186,6 +186,13 @@ class JointStep:
                     f"the loss puts another object in the place of the parameter '{name}', which the optimizer does not"
                     " know: change its elements in place, under torch.no_grad()"
                 )
+        known = {id(tensor) for tensor in given.values()}
+        for name, tensor in after.items():
+            if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad and id(tensor) not in known:
+                raise CaptureError(
+                    f"the loss adds the parameter '{name}' to the model, which the optimizer does not know: if the"
+                    " first call of the model makes it, call the model once before the optimizer is made"
+                )
         for name, (tensor, version) in others.items():
             if tensor._version != version or after.get(name) is not tensor:
                 raise CaptureError(f"the loss changes the buffer '{name}', which is sparse; state of a graph is dense")

@@ -431,7 +431,8 @@ def _size(error: BaseException, where: Locations) -> str | None:
     return (
         f"{where.module()} does with a dynamic size what only numbers allow{_at(line_of_error(error))}"
         f" ({_first_lines(error)}): as a key, in an array of NumPy, or where it is asked whether it is an int. Pass"
-        " what it computes into the step as an argument, or let dynamic_shapes not name that dimension"
+        " what it computes into the step as an argument, replace a dictionary of results by functools.cache, or let"
+        " dynamic_shapes not name that dimension"
     )
 
 
