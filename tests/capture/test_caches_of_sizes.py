@@ -48,6 +48,45 @@ def test_cached_functions_of_sizes() -> None:
     assert type(positions(3)) is torch.Tensor
 
 
+class Kept(nn.Linear):
+    """Positions by their number in dictionaries."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.kept: dict[int, Tensor] = {}
+        self.others: dict[tuple[int, str], Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, count = x.shape[:2]
+        if count not in self.kept:
+            self.kept[count] = torch.arange(count)[:, None] ** 2.0
+        other = self.others.get((rows, "rows"))
+        if other is None:
+            other = self.others.setdefault((rows, "rows"), torch.ones(rows, 1, 1))
+        return super().forward(x) + self.kept[count] + other
+
+
+def test_dictionaries_of_sizes() -> None:
+    model = Kept()
+    compared_at(model, lambda m, x: m(x).sin().sum(), [(3, 5, 4), (2, 7, 4)], Dim("N"), Dim("T"))
+    assert list(model.kept) == [5, 7]
+    assert all(type(value) is Tensor for value in (*model.kept.values(), *model.others.values()))
+
+
+def test_tables_of_sizes_are_refused() -> None:
+    """A dictionary with entries before the capture: a graph cannot look them up."""
+    model = nn.Linear(4, 4)
+    model.factors = {3: 2.0}
+    with pytest.raises(CaptureError, match=r"as a key, .* by functools\.cache"):
+        gradients(
+            model,
+            lambda m, x: m(x).sum() * m.factors.get(len(x), 1.0),
+            (torch.randn(4, 4),),
+            dynamic_shapes=({0: Dim("N")},),
+            check=False,
+        )
+
+
 class Evaluated(nn.Linear):
     def __init__(self, shift: Callable[[int], Tensor]) -> None:
         super().__init__(4, 4)

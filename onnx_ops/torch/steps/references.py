@@ -9,8 +9,7 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_any, tree_map
 
-OF_PYTORCH = frozenset(vars(torch.nn.Module()))
-"""Attributes of each module, such as its parameters."""
+from onnx_ops.torch.tracing.preserving import OF_PYTORCH
 
 
 class References:

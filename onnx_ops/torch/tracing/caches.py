@@ -1,4 +1,4 @@
-"""Caches of functools in the code of a model, such as lru_cache, while the model is traced."""
+"""Caches in the code of a model, of functools and in dictionaries, while the model is traced."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CellType
 from typing import Any
+from unittest import mock
 from weakref import WeakSet
 
 import sympy
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.types import py_sym_types
 from torch.utils._pytree import tree_is_leaf
 
 from onnx_ops.torch.tracing.frames import is_library
+from onnx_ops.torch.tracing.preserving import OF_PYTORCH
 
 SYMPY = str(Path(sympy.__file__).parent)
 Cache = functools._lru_cache_wrapper  # functools.cache and functools.lru_cache make it
@@ -118,6 +122,46 @@ def bypassed_caches() -> Iterator[None]:
     finally:
         for cache, assign in places:
             assign(cache)
+
+
+@contextlib.contextmanager
+def dictionaries_of_sizes(model: torch.nn.Module) -> Iterator[None]:
+    """Let the empty dictionaries that modules have as attributes take dynamic sizes as keys, as caches of results.
+
+    One that has entries may be a table, in which a graph cannot look up a size.
+    """
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            empty = [name for name, value in vars(module).items() if type(value) is dict and not value]
+            own: dict[str, Any] = {name: _OfSizes() for name in empty if name not in OF_PYTORCH}
+            stack.enter_context(mock.patch.dict(vars(module), own))
+        yield
+
+
+def _hashable(key: object) -> object:
+    """A key with expressions in the place of dynamic sizes; those that depend on data have values, and remain."""
+    if isinstance(key, tuple):
+        return tuple(map(_hashable, key))
+    return key.node.expr if isinstance(key, torch.SymInt) and not free_unbacked_symbols(key) else key
+
+
+class _OfSizes(dict[Any, Any]):
+    """A dictionary whose keys may be dynamic sizes, or tuples that have some."""
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(_hashable(key))
+
+    def __getitem__(self, key: object) -> Any:
+        return super().__getitem__(_hashable(key))
+
+    def __setitem__(self, key: object, value: object) -> None:
+        super().__setitem__(_hashable(key), value)
+
+    def get(self, key: object, default: Any = None) -> Any:
+        return super().get(_hashable(key), default)
+
+    def setdefault(self, key: object, default: Any = None) -> Any:
+        return super().setdefault(_hashable(key), default)
 
 
 def _places(holder: object, caches: Mapping[int, Any]) -> Iterator[tuple[Any, Callable[[Any], None]]]:

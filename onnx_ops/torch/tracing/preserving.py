@@ -11,6 +11,9 @@ import torch
 
 from onnx_ops.torch.tracing.frames import is_object_of_user
 
+OF_PYTORCH = frozenset(vars(torch.nn.Module()))
+"""Attributes of each module, such as its parameters."""
+
 
 @contextlib.contextmanager
 def preserved(model: torch.nn.Module) -> Iterator[None]:

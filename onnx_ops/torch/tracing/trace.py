@@ -34,7 +34,7 @@ from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.attention import causal_biases
 from onnx_ops.torch.operators.von_mises import bounded_rejections
 from onnx_ops.torch.tracing.branches import Made, without_guards
-from onnx_ops.torch.tracing.caches import bypassed_caches, hashes_a_size, without_traced_values
+from onnx_ops.torch.tracing.caches import bypassed_caches, dictionaries_of_sizes, hashes_a_size, without_traced_values
 from onnx_ops.torch.tracing.constants import Constants
 from onnx_ops.torch.tracing.control_flow import written_control_flow
 from onnx_ops.torch.tracing.conversions import Conversions
@@ -453,7 +453,7 @@ def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> 
         if not hashes_a_size(error):
             raise
     if graph is None:  # out of the handler, as the error would be the cause of those that follow
-        with bypassed_caches():
+        with bypassed_caches(), dictionaries_of_sizes(where.model):
             graph = traced()
     insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
     return Made(graph, shapes, mode, inputs, roots, conditions, take_bounds(shapes, inputs, roots))
