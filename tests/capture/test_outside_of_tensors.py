@@ -89,6 +89,33 @@ class Schedule:
         return model(x).sum() * self.factor()
 
 
+class OfClass(nn.Linear):
+    """Counts the calls of all instances."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        OfClass.calls += 1
+        return super().forward(x) * (1.0 if OfClass.calls < 100 else 0.5)
+
+
+def counting(model: nn.Module, x: Tensor) -> Tensor:
+    counting.calls = getattr(counting, "calls", 0) + 1
+    return model(x).sum() * (1.0 if counting.calls < 100 else 0.5)
+
+
+counting.calls = 0
+
+
+def test_classes_and_functions_that_change_later_steps_only_are_warned_of() -> None:
+    for model, loss, name in (
+        (OfClass(3, 2), lambda model, x: model(x).sum(), "OfClass.calls"),
+        (nn.Linear(3, 2), counting, "calls"),
+    ):
+        with pytest.warns(UserWarning, match=rf"changes '{name}' \(0, then 1\)"):
+            gradients(model, loss, (torch.ones(2, 3),))
+
+
 def test_objects_that_change_later_steps_only_are_warned_of() -> None:
     """Of the model, of a variable of the loss, or that is the loss; that of the model is as before."""
     model, schedule = Counting(float), Schedule()

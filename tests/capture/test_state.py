@@ -205,8 +205,15 @@ def test_variables_of_the_loss_cannot_be_state() -> None:
         average["loss"] = average["loss"] * 0.9 + value.detach()
         return value / (1 + average["loss"])
 
-    with pytest.raises(CaptureError, match="a tensor that the step before has changed"):
+    with pytest.raises(CaptureError, match="the tensor 'average' that the step before has changed"):
         gradients(nn.Linear(4, 4), loss, (torch.randn(5, 4),))
+
+
+def test_modules_beside_the_model_cannot_have_state() -> None:
+    """As the centre that the loss of DINO has; the error names it."""
+    criterion = nn.BatchNorm1d(4)
+    with pytest.raises(CaptureError, match=r"the tensor 'criterion\.\w+' .* make the module that has it an attribute"):
+        gradients(nn.Linear(4, 4), lambda model, x: criterion(model(x)).square().mean(), (torch.randn(5, 4),))
 
 
 def test_a_parameter_that_gets_its_own_data_is_not_changed() -> None:

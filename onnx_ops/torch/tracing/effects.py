@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.tracing.variables import containers, identities
+from onnx_ops.torch.tracing.variables import containers, identities, tensors_of
 
 Storages = dict[int, StorageWeakRef]
 """Storages by address, which is not reused as long as a weak reference exists."""
@@ -103,12 +103,8 @@ class Unregistered:
             for name, kept in containers(model, loss).items()
             if (made := storages(tree_leaves(kept)).keys() & first.made().keys())
         }
-        self._names = {
-            storage: f"{path}.{name}" if path else name
-            for path, module in model.named_modules()
-            for name, value in vars(module).items()
-            for storage in storages(tree_leaves(value))
-        }
+        named = tensors_of(model, loss)
+        self._names = {storage: name for name, tensor in named if (storage := storage_of(tensor)) is not None}
 
     def refuse(self, second: Effects) -> None:
         """Raise a CaptureError if the second run reads a storage that the first one has left, and changes it.
@@ -132,4 +128,4 @@ class Unregistered:
                 )
 
 
-REGISTER = "register it by register_buffer of a module"
+REGISTER = "make the module that has it an attribute of the model, or register it by register_buffer"

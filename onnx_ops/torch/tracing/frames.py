@@ -126,8 +126,11 @@ def is_library(file: str) -> bool:
 
 def is_object_of_user(value: object) -> bool:
     """Whether a value is an instance of a class of neither an installed package nor the standard library."""
-    kind = type(value)
     if isinstance(value, type | types.ModuleType | types.FunctionType | torch.Tensor) or not hasattr(value, "__dict__"):
         return False
+    return is_class_of_user(type(value))
+
+
+def is_class_of_user(kind: type) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", "") or ""
     return kind.__module__ != "builtins" and not is_library(file) and not file.startswith(INSTALLED)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from onnx_ops.torch.tracing.frames import is_object_of_user
+from onnx_ops.torch.tracing.frames import is_class_of_user, is_object_of_user
 from onnx_ops.torch.tracing.preserving import CONTAINERS, Container
 
 Number = bool | int | float | str
@@ -28,9 +28,7 @@ def numbers(model: torch.nn.Module, loss: Callable[..., Any]) -> dict[str, Numbe
 def containers(model: torch.nn.Module, loss: Callable[..., Any]) -> dict[str, Container]:
     """The attributes and variables that are lists, dictionaries, sets and deques, without data sets, by their names."""
     return {
-        name: value
-        for name, value in _variables(model, loss)
-        if isinstance(value, CONTAINERS) and sum(1 for _ in itertools.islice(value, MOST + 1)) <= MOST
+        name: value for name, value in _variables(model, loss) if isinstance(value, CONTAINERS) and _is_small(value)
     }
 
 
@@ -47,10 +45,35 @@ def lengths(model: torch.nn.Module, loss: Callable[..., Any]) -> dict[str, int]:
     }
 
 
+def tensors_of(model: torch.nn.Module, loss: Callable[..., Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in attributes of modules, and in variables of the loss and in modules of these, with their names."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            yield from ((f"{path}.{name}" if path else name, leaf) for leaf in _tensors(value))
+    for name, value in _of_function(loss).items():
+        yield from ((name, leaf) for leaf in _tensors(value))
+        if isinstance(value, torch.nn.Module):
+            yield from ((f"{name}.{own}", tensor) for own, tensor in value.named_parameters())
+            yield from ((f"{name}.{own}", tensor) for own, tensor in value.named_buffers())
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    if isinstance(value, CONTAINERS) and not _is_small(value):
+        return []
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _is_small(container: Container) -> bool:
+    """Whether a container, whose class may refuse len(), has no more than MOST elements."""
+    return sum(1 for _ in itertools.islice(container, MOST + 1)) <= MOST
+
+
 def _variables(model: torch.nn.Module, loss: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     """The attributes of modules, and of the user's objects that they and the loss refer to; variables of the loss."""
     namespaces: list[tuple[str, Mapping[str, Any]]] = [("", _of_function(loss))]
     namespaces += [(f"{path}." if path else "", vars(module)) for path, module in model.named_modules()]
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__ if is_class_of_user(kind)}
+    namespaces += [(f"{kind.__name__}.", vars(kind)) for kind in kinds]
     seen = {id(module) for module in model.modules()}
     while namespaces:
         prefix, namespace = namespaces.pop()
@@ -62,13 +85,14 @@ def _variables(model: torch.nn.Module, loss: Callable[..., Any]) -> Iterator[tup
 
 
 def _of_function(function: Callable[..., Any]) -> dict[str, Any]:
-    """The variables that a function reads from outside of it, and the object whose method it is, or that is called."""
+    """The variables of a function beside those of a call, and the object whose method it is, or that is called."""
     while isinstance(function, functools.partial):
         function = function.func
     if not inspect.isfunction(function):
         return {"self": getattr(function, "__self__", function)}
+    defaults = {name: given.default for name, given in inspect.signature(function).parameters.items()}
     try:
         found = inspect.getclosurevars(function)
     except ValueError:  # one of them has no value
-        return {}
-    return {**found.globals, **found.nonlocals}
+        return defaults | vars(function)
+    return {**defaults, **vars(function), **found.globals, **found.nonlocals}
