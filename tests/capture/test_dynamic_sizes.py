@@ -123,6 +123,19 @@ def test_running_extremes() -> None:
     compared_at(nn.Linear(8, 8), loss, [(6, 8), (2, 8), (12, 8)], Dim("N"))
 
 
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+def test_pads_by_numbers_in_tensors(mode: str) -> None:
+    """As EnCodec pads a signal up to whole windows, whose size is in a buffer."""
+    total = torch.tensor(1)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        windows = torch.ceil((x.shape[-1] - 3 + total) / 2 + 1).to(torch.int64)
+        missing = (windows - 1) * 2 + 3 - total - x.shape[-1]
+        return model(F.pad(x, (total, missing), mode=mode)).square().mean()
+
+    compared_at(nn.Conv1d(2, 2, 3, stride=2), loss, [(2, 2, 9), (3, 2, 12)], Dim("N"), None, Dim("T", min=4))
+
+
 def test_chunks_of_a_padded_sequence() -> None:
     """As models with state spaces carry a state from chunk to chunk: the number of chunks is rounded up."""
 

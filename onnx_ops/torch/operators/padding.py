@@ -17,8 +17,9 @@ from onnx_ops.torch.base.table import decomposes, replaces
 
 
 @replaces(F.pad)
-def _pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+def _pad(input: Tensor, pad: Sequence[int | Tensor], mode: str = "constant", value: float | None = None) -> Tensor:
     """With the errors of PyTorch's kernels for dynamic sizes: the operators of a trace have none."""
+    pad = [number.item() if isinstance(number, Tensor) else number for number in pad]
     if mode != "constant":
         padded = range(input.dim() - 1, input.dim() - 1 - len(pad) // 2, -1)
         for axis, before, after in zip(padded, pad[::2], pad[1::2], strict=True):
