@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from captures import compared, gradients
@@ -75,14 +77,18 @@ def evaluated(norm: nn.BatchNorm2d) -> nn.BatchNorm2d:
     return norm
 
 
-IMAGES: dict[str, nn.Module] = {
-    "batch norm and groups": nn.Sequential(nn.Conv2d(4, 6, 3, groups=2, bias=False), nn.BatchNorm2d(6), nn.Softplus()),
-    "instance norm and transposed groups": nn.Sequential(
+IMAGES: dict[str, Callable[[], nn.Module]] = {
+    "batch norm and groups": lambda: nn.Sequential(
+        nn.Conv2d(4, 6, 3, groups=2, bias=False), nn.BatchNorm2d(6), nn.Softplus()
+    ),
+    "instance norm and transposed groups": lambda: nn.Sequential(
         nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2, bias=False),
         nn.InstanceNorm2d(6, affine=True),
         nn.Tanh(),
     ),
-    "evaluated batch norm": nn.Sequential(evaluated(nn.BatchNorm2d(4)), nn.SiLU(), nn.Conv2d(4, 2, 2, stride=2)),
+    "evaluated batch norm": lambda: nn.Sequential(
+        evaluated(nn.BatchNorm2d(4)), nn.SiLU(), nn.Conv2d(4, 2, 2, stride=2)
+    ),
 }
 
 
@@ -97,7 +103,7 @@ def penalized_by_all(model: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", IMAGES)
 def test_gradient_penalties_of_a_dynamic_number_of_images(name: str) -> None:
     torch.manual_seed(0)
-    compared(IMAGES[name], penalized_by_all, [0.2 * torch.randn(n, 4, 5, 4) for n in (3, 5)], {0: Dim("images")})
+    compared(IMAGES[name](), penalized_by_all, [0.2 * torch.randn(n, 4, 5, 4) for n in (3, 5)], {0: Dim("images")})
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU"])
