@@ -14,7 +14,12 @@ from torch._subclasses.fake_impls import _compute_stride
 from torch._subclasses.fake_tensor import FakeTensor
 
 from onnx_ops.torch.base.sizes import Size
-from onnx_ops.torch.base.table import decomposes, replaces
+from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, replaces
+
+aten = torch.ops.aten
+
+# onnxruntime's DepthToSpace takes longer than transposes.
+decomposed_by_pytorch(aten.pixel_shuffle.default, aten.pixel_unshuffle.default)
 
 
 @replaces(torch.reshape, torch.Tensor.reshape)
@@ -94,7 +99,7 @@ def _axes(
     return (first, last) if first < last else None
 
 
-@decomposes(torch.ops.aten.cat.default)
+@decomposes(aten.cat.default)
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     """Of tensors without elements, which torch.onnx refuses; those of shape (0,) are left out, as in PyTorch."""
     if not all(any(isinstance(size, int) and size == 0 for size in tensor.shape) for tensor in tensors):

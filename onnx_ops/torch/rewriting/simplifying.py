@@ -26,6 +26,7 @@ from onnx_ops.torch.rewriting.integers import widen_integers
 from onnx_ops.torch.rewriting.joining import join_pads
 from onnx_ops.torch.rewriting.known_shapes import remove_reshapes_to_own_shape
 from onnx_ops.torch.rewriting.narrow_tensors import flatten_narrow
+from onnx_ops.torch.rewriting.permuting import split_transposes
 from onnx_ops.torch.rewriting.rms_norms import rms_norms_by_op
 from onnx_ops.torch.rewriting.rotary import rotary_embeddings_by_op
 from onnx_ops.torch.rewriting.softmaxes import weigh_by_op, write_out_softmaxes
@@ -87,6 +88,7 @@ def simplify(model: ir.Model) -> None:
     remove_reshapes_to_own_shape(model)
     read_grouped_keys(model)
     read_heads_in_place(model)
+    split_transposes(model)
     _rewrite_nodes(model)
     widen_integers(model)
     common.RemoveUnusedNodesPass()(model)
