@@ -163,6 +163,25 @@ CASES: dict[str, tuple[Tensor, Function]] = {
         lambda x: torch.where(x.isfinite(), (x - 2).abs(), 0) + F.l1_loss(x, 2 * x.detach()),
     ),
     "errors of NaN": (GAPS, lambda x: (F.smooth_l1_loss(x, TIES, beta=0.5, reduction="none"), F.huber_loss(x, TIES))),
+    "bounded errors": (
+        GAPS,
+        lambda x: (
+            F.huber_loss(x, 2 * TIES, delta=0.5, reduction="none"),
+            F.huber_loss(x[2], TIES[1], delta=3.0),
+            F.smooth_l1_loss(x, TIES, beta=0.0, reduction="none"),
+            F.smooth_l1_loss(TIES[2], x[2], beta=4.0, reduction="sum"),
+        ),
+    ),
+    "shrunk": (GAPS, lambda x: (F.softshrink(x), F.softshrink(x, 2.0))),
+    "powers by other operators": (
+        torch.cat([GAPS[0], ZEROS, TENTHS]),
+        lambda x: (x**0.5, x**-0.5, x**-1, x**-2.0, x**4),
+    ),
+    "by exponentials": (
+        torch.cat([GAPS[0], SMALL, TENTHS, 30 * TENTHS]),
+        lambda x: (x.sinh(), x.cosh(), x.tan(), x.expm1(), F.logsigmoid(x)),
+    ),
+    "by logarithms": (torch.cat([GAPS[0], SMALL, TENTHS]), lambda x: (x.atanh(), x.log1p())),
     "numbers by integers": (TIES, lambda x: (7 // (2 * x.long() - 3), 9 // (x > 1).byte().add(2), x)),
     "quotients of floats, rounded down": (
         TENTHS,

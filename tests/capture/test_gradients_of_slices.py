@@ -38,6 +38,13 @@ def test_gradients_of_slices_are_pads(dynamic: bool) -> None:
     assert not SCATTERING & nodes.keys()
 
 
+def test_gradients_of_every_second_element_are_selections() -> None:
+    """Pads of single elements take ten times as long."""
+    nodes = captured(lambda y: y[:, 1::2].square().sum() + y[:, :-1].unflatten(1, (3, 2))[..., ::2].exp().sum())
+    assert nodes["Pad"] == 1  # of the first and the last column
+    assert nodes["Where"] + nodes["SWhere"] == 2
+
+
 def test_adjacent_slices_are_concatenated() -> None:
     def loss(y: Tensor) -> Tensor:
         last, first, middle = y[:, 5:], y[:, :2], y[:, 2:5]

@@ -30,8 +30,6 @@ decomposed_by_pytorch(
     aten.hardtanh.default,
     aten.leaky_relu.default,
     aten.leaky_relu_backward.default,
-    aten.log_sigmoid_forward.default,
-    aten.log_sigmoid_backward.default,
     aten.selu.default,
     aten.softplus.default,
     aten.softplus_backward.default,
@@ -64,6 +62,21 @@ def _softplus(self: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
     if beta != 1:
         result = op.Div(result, number(float(beta), self))
     return result if threshold >= LINEAR else op.Where(op.Greater(x, number(float(threshold), self)), self, result)
+
+
+@decomposes(aten.log_sigmoid_forward.default)
+def _log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
+    """min(x, 0) - log1p(exp(-abs(x))), with the logarithm of `_softplus`, and the exponential for the backward pass."""
+    power = aten.exp(-aten.abs(self))
+    more = power + 1
+    lost = (power - (more - 1)) / more
+    return aten.clamp_max(self, 0) - (aten.log(more) + lost), power
+
+
+@decomposes(aten.log_sigmoid_backward.default)
+def _log_sigmoid_backward(grad_output: Tensor, self: Tensor, buffer: Tensor) -> Tensor:
+    """By 1 - sigmoid(x), from the exponential of the forward pass, which the buffer of a CPU holds."""
+    return grad_output * (torch.where(self < 0, 1.0, buffer) / (buffer + 1))
 
 
 def _activation(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -128,7 +141,8 @@ def _hardtanh_backward(grad: Value, self: Value, min_val: float, max_val: float)
 
 @replaces(functional.softshrink)
 def _softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
-    return torch.where(input.abs() > lambd, input - lambd * input.detach().sign(), input * 0)
+    fixed = input.detach()
+    return torch.where(fixed.abs() > lambd, input - fixed.clamp(-lambd, lambd), fixed * 0)
 
 
 # --- float64 ----------------------------------------------------------------------------------------------------------

@@ -23,9 +23,18 @@ def _logit(self: Tensor, eps: float | None = None) -> Any:
     return torch.log(bounded / (1 - bounded))
 
 
+_POWERS: dict[float, Callable[[Tensor], Tensor]] = {
+    4: lambda x: (x * x) * (x * x),
+    0.5: torch.sqrt,
+    -0.5: torch.rsqrt,
+    -1: torch.reciprocal,
+    -2: lambda x: (x * x).reciprocal(),
+}
+
+
 @decomposes(aten.pow.Tensor_Scalar)
 def _pow(self: Tensor, exponent: float) -> Any:
-    """The small powers that PyTorch computes as products: onnxruntime calls the C library's pow for each element."""
+    """The powers that PyTorch computes otherwise, and the fourth: onnxruntime calls the C library's pow per element."""
     if isinstance(exponent, float) and (dtype := torch.result_type(self, exponent)) is not self.dtype:
         return aten.pow.Tensor_Scalar(self.to(dtype), exponent)
     if exponent == 1 and self.is_floating_point():
@@ -34,6 +43,8 @@ def _pow(self: Tensor, exponent: float) -> Any:
         return self * self
     if exponent == 3 and (self.is_floating_point() or isinstance(exponent, int)):
         return self * self * self
+    if self.is_floating_point() and exponent in _POWERS:
+        return _POWERS[exponent](self)
     return NotImplemented
 
 
@@ -47,9 +58,12 @@ def _power_of_number(self: float, exponent: Tensor) -> Any:
 
 @translates(aten.sign.default, aten.sgn.default)
 def _sign(x: Value) -> Value:
-    """0 of NaN, so that the gradient of an absolute error that is masked is 0; onnxruntime's is NaN."""
-    found = op.Sign(x)
-    return op.Where(op.IsNaN(x), number(0.0, x), found) if x.dtype.is_floating_point() else found
+    """0 of NaN, so that gradients of absolute errors that are masked are 0; onnxruntime's Sign is NaN, and slower."""
+    if not x.dtype.is_floating_point():
+        return op.Sign(x)
+    zero = number(0.0, x)
+    not_positive = op.Where(op.Less(x, zero), number(-1.0, x), zero)
+    return op.Where(op.Greater(x, zero), number(1.0, x), not_positive)
 
 
 def _infinite(**signs: int) -> Callable[[Any], Any]:
@@ -85,25 +99,30 @@ translates(aten.log10.default)(_logarithm(10))
 
 @translates(aten.log1p.default)
 def _log1p(x: Value) -> Value:
-    """log(u) * x / (u - 1) for u = 1 + x, which has the digits of x that u has lost (Kahan)."""
-    whole = op.Add(x, number(1.0, x))
-    kept = op.Sub(whole, number(1.0, x))
-    found = op.Log(whole)
-    lost = op.Not(op.Equal(kept, x))
-    nothing = op.Equal(kept, number(0.0, x))
-    corrected = op.Mul(found, op.Div(x, op.Where(nothing, number(1.0, x), kept)))
-    return op.Where(nothing, x, op.Where(lost, corrected, found))
+    return log1p(x, number(1.0, x))
+
+
+def log1p(x: Value, one: Value) -> Value:
+    """log(u) + (x - (u - 1)) / u for u = 1 + x, which may have lost digits of x; of infinities and -1 it has not."""
+    whole = op.Add(x, one)
+    found, kept = op.Log(whole), op.Sub(whole, one)
+    corrected = op.Add(found, op.Div(op.Sub(x, kept), whole))
+    return op.Where(op.Equal(kept, x), found, corrected)
 
 
 @translates(aten.expm1.default)
 def _expm1(x: Value) -> Value:
-    """(u - 1) * x / log(u) for u = exp(x), as log1p; u - 1 is exact enough away from 0."""
-    power, one = op.Exp(x), number(1.0, x)
-    less = op.Sub(power, one)
+    """exp(x) - 1, or near 0, where the difference has few digits, in float32 2 t / (1 - t) for t = tanh(x / 2)."""
+    one = number(1.0, x)
+    less = op.Sub(op.Exp(x), one)
     near = op.LessOrEqual(op.Abs(x), one)
-    nothing = op.Equal(less, number(0.0, x))
-    divisor = op.Where(op.And(near, op.Not(nothing)), op.Log(power), one)
-    return op.Where(nothing, x, op.Where(near, op.Mul(less, op.Div(x, divisor)), less))
+    if x.dtype == ir.DataType.FLOAT:
+        half = op.Tanh(op.Mul(x, number(0.5, x)))
+        exact = op.Div(op.Add(half, half), op.Sub(one, half))
+    else:  # (u - 1) * x / log(u) for u = exp(x)
+        nothing = op.Equal(less, number(0.0, x))
+        exact = op.Where(nothing, x, op.Mul(less, op.Div(x, op.Where(nothing, one, op.Log(op.Exp(x))))))
+    return op.Where(near, exact, less)
 
 
 @decomposes(aten.logaddexp.default)

@@ -79,9 +79,7 @@ def _loss(operator: OpOverload) -> Callable[..., Any]:
 
 for _of_elements in (
     aten.binary_cross_entropy.default,
-    aten.huber_loss.default,
     aten.mse_loss.default,
-    aten.smooth_l1_loss.default,
     aten.soft_margin_loss.default,
 ):
     decomposes(_of_elements)(_loss(_of_elements))

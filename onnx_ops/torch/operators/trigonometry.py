@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import onnx_ir as ir
 import torch
 
 from onnx_ops.torch.base.nodes import Value, double, number, op
 from onnx_ops.torch.base.table import computes_float64, translates
+from onnx_ops.torch.operators.elementary import log1p
 
 aten = torch.ops.aten
+
+WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 HALVINGS = 3
 """How often an angle is halved before the series of the arc tangent, whose argument is then at most tan(pi / 16)."""
@@ -84,30 +85,48 @@ def _acos(x: Value) -> Value:
 @translates(aten.tan.default)
 @computes_float64("Tan")
 def _tan(x: Value) -> Value:
-    return op.Tan(x) if x.dtype != ir.DataType.DOUBLE else op.Div(op.Sin(x), op.Cos(x))
+    """onnxruntime's Tan calls the C library's for each element."""
+    return op.Div(op.Sin(x), op.Cos(x)) if x.dtype in WIDE else op.Tan(x)
 
 
-def _of_exponentials(name: str, sign: float) -> Callable[[Any], Any]:
-    def translated(x: Value) -> Value:
-        if x.dtype != ir.DataType.DOUBLE:
-            return getattr(op, name)(x)
-        other = op.Exp(op.Neg(x))
-        return op.Mul(op.Add(op.Exp(x), op.Mul(double(sign), other)), double(0.5))
-
-    return translated
+def _halves(x: Value) -> tuple[Value, Value]:
+    """exp(abs(x)) / 2, which has no infinity before cosh has one, and exp(-abs(x)) / 2."""
+    root = op.Exp(op.Mul(op.Abs(x), number(0.5, x)))
+    larger = op.Mul(op.Mul(root, number(0.5, x)), root)
+    return larger, op.Div(number(0.25, x), larger)
 
 
-for _name, _operator, _sign in (("Sinh", aten.sinh.default, -1.0), ("Cosh", aten.cosh.default, 1.0)):
-    translates(_operator)(computes_float64(_name)(_of_exponentials(_name, _sign)))
+@translates(aten.cosh.default)
+@computes_float64("Cosh")
+def _cosh(x: Value) -> Value:
+    """onnxruntime's Cosh and Sinh call the C library's for each element."""
+    return op.Add(*_halves(x)) if x.dtype in WIDE else op.Cosh(x)
+
+
+@translates(aten.sinh.default)
+@computes_float64("Sinh")
+def _sinh(x: Value) -> Value:
+    """Near 0, where the difference has few digits, 2 t / (1 - t**2) for t = tanh(x / 2)."""
+    if x.dtype not in WIDE:
+        return op.Sinh(x)
+    one, half = number(1.0, x), op.Tanh(op.Mul(x, number(0.5, x)))
+    near = op.Div(op.Add(half, half), op.Sub(one, op.Mul(half, half)))
+    return op.Where(op.LessOrEqual(op.Abs(x), one), near, _with_sign(op.Sub(*_halves(x)), x))
+
+
+def _with_sign(size: Value, of: Value) -> Value:
+    return op.Where(op.Less(of, number(0.0, of)), op.Neg(size), size)
 
 
 @translates(aten.atanh.default)
 @computes_float64("Atanh")
 def _atanh(x: Value) -> Value:
-    if x.dtype != ir.DataType.DOUBLE:
+    """log1p(2 abs(x) / (1 - abs(x))) / 2; onnxruntime's Atanh calls the C library's for each element."""
+    if x.dtype not in WIDE:
         return op.Atanh(x)
-    one = double(1.0)
-    return op.Mul(op.Log(op.Div(op.Add(one, x), op.Sub(one, x))), double(0.5))
+    size, one = op.Abs(x), number(1.0, x)
+    twice = log1p(op.Div(op.Add(size, size), op.Sub(one, size)), one)
+    return _with_sign(op.Mul(twice, number(0.5, x)), x)
 
 
 @translates(aten.asinh.default)

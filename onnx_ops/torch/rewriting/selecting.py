@@ -6,7 +6,7 @@ the sign of an activation, it takes tens of times as long as a copy of the eleme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -18,32 +18,65 @@ from onnx_ops.torch.base.nodes import may_have, replace_node
 MIN_ELEMENTS = 1024
 """Below this number of elements, where it is known, onnxruntime's Where is as fast."""
 
+OF_BOOLEANS = "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor"
+"""The elementwise operators whose results are booleans."""
+OF_NUMBERS = """
+    Abs Acos Add Asin Atan Cast Ceil Clip Cos Div Erf Exp Floor Log Max Min Mul Neg Pow Reciprocal Relu Round Sigmoid
+    Sign Sin Sqrt Sub Tan Tanh Where
+"""
+"""Other elementwise operators."""
+
 
 def select_by_op(model: ir.Model) -> None:
     """Replace the Where and PRelu nodes of large floating tensors, in place."""
-    for node in list(model.graph.all_nodes()):
-        if node.domain or node.op_type not in _REPLACEMENTS or not _is_large(_typed(node.outputs[0])):
-            continue
+    types = _Types(model)
+    nodes = [node for node in model.graph.all_nodes() if not node.domain and node.op_type in _REPLACEMENTS]
+    for node in [node for node in nodes if types.is_large(node.outputs[0])]:
         replace_node(node, *_REPLACEMENTS[node.op_type](node))
         model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
 
 
-def _is_large(value: ir.Value | None) -> bool:
-    if value is None or value.dtype is None or value.dtype.value not in FLOATS or value.shape is None:
-        return False
-    return may_have(value.shape, MIN_ELEMENTS)
+class _Types:
+    """The types of values, derived from operands where the graph has none, as within the translation of an operator.
+
+    The shape of an elementwise result is that of any operand with axes: all that is asked for is whether it is large.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._dtypes: dict[ir.Value, ir.DataType] = {}
+        self._shapes: dict[ir.Value, ir.Shape] = {}
+        for node in model.graph.all_nodes():
+            self._enter(node)
+
+    def is_large(self, value: ir.Value) -> bool:
+        dtype, shape = self._dtypes.get(value), self._shapes.get(value)
+        return dtype is not None and dtype.value in FLOATS and shape is not None and may_have(shape, MIN_ELEMENTS)
+
+    def _enter(self, node: ir.Node) -> None:
+        for value in (*node.inputs, *node.outputs):
+            if value is not None and value.dtype is not None:
+                self._dtypes[value] = value.dtype
+            if value is not None and value.shape is not None:
+                self._shapes[value] = value.shape
+        if node.domain or node.op_type not in _ELEMENTWISE:
+            return
+        operands, (result,) = [value for value in node.inputs if value is not None], node.outputs
+        if (shape := next(filter(None, map(self._shapes.get, operands)), None)) is not None:
+            self._shapes.setdefault(result, shape)
+        if (dtype := self._dtype(node, operands)) is not None:
+            self._dtypes.setdefault(result, dtype)
+
+    def _dtype(self, node: ir.Node, operands: Sequence[ir.Value]) -> ir.DataType | None:
+        if node.op_type == "Cast":
+            return ir.DataType(node.attributes["to"].as_int())
+        if node.op_type in _BOOLEAN:
+            return ir.DataType.BOOL
+        chosen = operands[1:] if node.op_type == "Where" else operands
+        return next(filter(None, map(self._dtypes.get, chosen)), None)
 
 
-def _typed(value: ir.Value | None, steps: int = 8) -> ir.Value | None:
-    """A value, or if its type is not known, as within a translation, one from which it is computed elementwise."""
-    if value is None or (value.dtype is not None and value.shape is not None):
-        return value
-    node = value.producer()
-    if steps == 0 or node is None or node.domain or node.op_type not in _ELEMENTWISE:
-        return None
-    operands = node.inputs[1:] if node.op_type == "Where" else node.inputs
-    found = [_typed(operand, steps - 1) for operand in operands]
-    return next((given for given in found if given is not None and given.shape), None)
+_BOOLEAN = frozenset(OF_BOOLEANS.split())
+_ELEMENTWISE = _BOOLEAN | frozenset(OF_NUMBERS.split())
 
 
 def _where(node: ir.Node) -> list[ir.Node]:
@@ -61,20 +94,4 @@ def _prelu(node: ir.Node) -> list[ir.Node]:
     return [zero, positive, scaled, selected]
 
 
-_ELEMENTWISE = {
-    "Abs",
-    "Add",
-    "Div",
-    "Exp",
-    "Log",
-    "Max",
-    "Min",
-    "Mul",
-    "Neg",
-    "Reciprocal",
-    "Relu",
-    "Sqrt",
-    "Sub",
-    "Where",
-}
 _REPLACEMENTS: Mapping[str, Callable[[ir.Node], list[ir.Node]]] = {"Where": _where, "PRelu": _prelu}
