@@ -41,7 +41,6 @@ def test_gradients_of_slices_are_pads(dynamic: bool) -> None:
 def test_gradients_of_every_second_element_are_selections() -> None:
     """Pads of single elements take ten times as long."""
     nodes = captured(lambda y: y[:, 1::2].square().sum() + y[:, :-1].unflatten(1, (3, 2))[..., ::2].exp().sum())
-    assert nodes["Pad"] == 1  # of the first and the last column
     assert nodes["Where"] + nodes["SWhere"] == 2
 
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +23,7 @@ ADDING = (aten.scatter_add.default, aten.scatter_add_.default)
 def index_rows(traced: GraphModule) -> None:
     """Replace gather and scatter_add with an expanded 1-D index by index_select and embedding_dense_backward.
 
-    The latter has floating numbers, and static numbers of rows and of their elements.
+    The latter has floating numbers, and a static number of rows; one of the other sizes may be dynamic.
     """
     graph = traced.graph
     for node in list(graph.nodes):
@@ -61,18 +60,21 @@ def _summed(graph: Graph, start: Node, axis: int, index: Node, rows: Node) -> No
     """scatter_add as the sums of the rows with the same index, added to `start`; None if it adds up no rows."""
     shape = list(sizes_of(start))
     axis %= max(len(shape), 1)
-    if not start.meta["val"].is_floating_point() or not all(isinstance(size, int) and size for size in shape):
-        return None
-    if sizes_of(rows) != sizes_of(index) or (places := row_index(graph, start, axis, index)) is None:
-        return None
     others = [i for i in range(len(shape)) if i != axis]
+    static = [shape[i] for i in others if isinstance(shape[i], int)]
+    if not start.meta["val"].is_floating_point() or not isinstance(shape[axis], int) or len(others) > len(static) + 1:
+        return None
+    if not all((shape[axis], *static)) or sizes_of(rows) != sizes_of(index):
+        return None
+    if (places := row_index(graph, start, axis, index)) is None:
+        return None
     flat = rows if axis == 0 else added_call(graph, aten.permute.default, (rows, [axis, *others]))
-    width = math.prod(shape[i] for i in others)
     if len(shape) > 2:
-        flat = added_call(graph, aten.reshape.default, (flat, [-1, width]))
+        flat = added_call(graph, aten.flatten.using_ints, (flat, 1))
     total = added_call(graph, aten.embedding_dense_backward.default, (flat, places, shape[axis], -1, False))
     if len(shape) > 2:
-        total = added_call(graph, aten.reshape.default, (total, [shape[axis], *(shape[i] for i in others)]))
+        sizes = [shape[i] if isinstance(shape[i], int) else -1 for i in others]
+        total = added_call(graph, aten.reshape.default, (total, [shape[axis], *sizes]))
     if axis != 0:
         back = [*range(1, axis + 1), 0, *range(axis + 1, len(shape))]
         total = added_call(graph, aten.permute.default, (total, back))
