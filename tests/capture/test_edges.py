@@ -144,6 +144,16 @@ CASES: dict[str, tuple[Tensor, Function]] = {
             x,
         ),
     ),
+    "counts": (
+        TIES,
+        lambda x: (
+            *((x > 1).sum(axes, keepdim) for axes in (0, 1, (0, 1), None) for keepdim in (False, True)),
+            *((x > 1).sum(0, dtype=dtype) for dtype in (torch.int32, torch.float64, torch.float16)),
+            (x[:0] > 1).sum(0),
+            (x[0, 0] > 0).sum(),
+            x,
+        ),
+    ),
     "products of short integers": (
         TIES,
         lambda x: (x.int().mul(100).cumprod(1), x.bool().cumprod(0), x.short().prod(1, dtype=torch.int16), x),

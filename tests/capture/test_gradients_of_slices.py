@@ -11,6 +11,7 @@ import torch
 from captures import gradients
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn import functional
 
 SCATTERING = {"ScatterElements", "ScatterND"}
 
@@ -42,6 +43,15 @@ def test_gradients_of_every_second_element_are_selections() -> None:
     """Pads of single elements take ten times as long."""
     nodes = captured(lambda y: y[:, 1::2].square().sum() + y[:, :-1].unflatten(1, (3, 2))[..., ::2].exp().sum())
     assert nodes["Where"] + nodes["SWhere"] == 2
+
+
+def test_circular_pads_are_concatenated() -> None:
+    def loss(y: Tensor) -> Tensor:
+        return functional.pad(y, (2, 1), "circular").exp().sum() + functional.pad(y, (-1, 3), "circular").sin().sum()
+
+    nodes = captured(loss)
+    assert nodes["Concat"] >= 2
+    assert not SCATTERING & nodes.keys()
 
 
 def test_adjacent_slices_are_concatenated() -> None:

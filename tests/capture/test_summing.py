@@ -60,3 +60,19 @@ def test_other_sums_have_one_node() -> None:
     few = gradients(model, lambda model, x: model(x).square().sum(), (x,)).model
     wide = gradients(model.double(), lambda model, x: model(x).square().sum(), (torch.randn(500, 4).double(),)).model
     assert sums(few) == sums(wide) == 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_counts_are_sums_of_floating_numbers(dynamic: bool) -> None:
+    """Of float32 where there are less than 2**24 elements, else of float64: sums of int64 are slow."""
+
+    def masked(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        return (y * (y > 0)).sum() / (y > 0).sum()
+
+    shapes = {"x": {0: Dim("N")}} if dynamic else None
+    graph = gradients(nn.Linear(4, 3), masked, (torch.randn(50, 4),), dynamic_shapes=shapes).model.graph
+    casts = {node.output[0]: node.attribute[0].i for node in graph.node if node.op_type == "Cast"}
+    added = {casts[node.input[0]] for node in graph.node if node.op_type == "ReduceSum" and node.input[0] in casts}
+    kinds = onnx.TensorProto
+    assert added == {kinds.DOUBLE if dynamic else kinds.FLOAT}

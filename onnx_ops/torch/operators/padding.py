@@ -24,9 +24,25 @@ def _pad(input: Tensor, pad: Sequence[int | Tensor], mode: str = "constant", val
         padded = range(input.dim() - 1, input.dim() - 1 - len(pad) // 2, -1)
         for axis, before, after in zip(padded, pad[::2], pad[1::2], strict=True):
             require_size(input.shape[axis], torch.sym_max(before, after) + (mode == "reflect"))
-        if mode != "circular":
-            require_elements(input, range(input.dim() - 1 - len(padded), input.dim()))
+        if mode == "circular":
+            return _wrapped(input, pad)
+        require_elements(input, range(input.dim() - 1 - len(padded), input.dim()))
     return F.pad(input, pad, mode, value)
+
+
+def _wrapped(input: Tensor, pad: Sequence[int]) -> Tensor:
+    """A circular pad; PyTorch writes into a tensor, for which torch.onnx scatters."""
+    result = input
+    for place in range(len(pad) // 2):
+        axis, (before, after) = input.dim() - 1 - place, pad[2 * place : 2 * place + 2]
+        cropped = result.narrow(axis, max(-before, 0), result.shape[axis] - max(-before, 0) - max(-after, 0))
+        parts = [cropped]
+        if before > 0:
+            parts.insert(0, cropped.narrow(axis, cropped.shape[axis] - before, before))
+        if after > 0:
+            parts.append(cropped.narrow(axis, 0, after))
+        result = torch.cat(parts, axis) if len(parts) > 1 else cropped
+    return result.clone() if result is input else result
 
 
 def _axis_by_axis(

@@ -360,10 +360,6 @@ def _adaptive_max_pool(
 ) -> Any:
     """The maximum along one axis after the other, which finds the first of equal elements, as PyTorch does."""
     after = _sizes_after(input, output_size, rank)
-    kernel = _apart(input, after)
-    if kernel is not None:
-        pool: Any = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[rank - 1]
-        return pool(input, kernel, kernel, return_indices=return_indices)
     if all(not is_symbolic(n) and n == 1 for n in after):
         shape = [*input.shape[:-rank], *after]
         found = input.flatten(-rank).max(-1)
@@ -372,6 +368,10 @@ def _adaptive_max_pool(
             if return_indices
             else found.values.reshape(shape)
         )
+    kernel = _apart(input, after)
+    if kernel is not None:
+        pool: Any = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[rank - 1]
+        return pool(input, kernel, kernel, return_indices=return_indices)
 
     def numbers(of_rows: Tensor, axis: int) -> Tensor:
         return of_rows.reshape([-1] + [1] * (rank - 1 - axis))

@@ -13,13 +13,16 @@ from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.torch.base.nodes import Value, integers, is_standard, number, op
+from onnx_ops.torch.base.nodes import Value, integers, is_standard, may_have, number, op
 from onnx_ops.torch.base.requirements import require_elements
 from onnx_ops.torch.base.sizes import Size, may_be_empty, may_be_zero
 from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, replaces, requires, translates
 from onnx_ops.torch.operators.recurrences import dtype_of_products, running_products
 
 aten = torch.ops.aten
+
+EXACT = 1 << 24
+"""Up to this number, all integers are float32 numbers."""
 
 decomposed_by_pytorch(aten.dist.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.renorm.default)
 
@@ -128,6 +131,9 @@ def _sum_along(x: Value, dim: Sequence[int] | None, keepdim: bool = False, dtype
         kind = ir.DataType.INT64
     rank = len(x.shape)
     axes = sorted(axis % rank for axis in dim) if dim and rank else list(range(rank))
+    before = _before_cast(x)
+    if before.dtype == ir.DataType.BOOL and rank:
+        return _count_along(before, axes, keepdim, kind if dtype == -1 else ir.DataType(dtype))
     found = x if x.dtype == kind else op.Cast(x, to=kind)
     if kind == ir.DataType.INT64 and _may_be_large(x):
         found = _wrapping_sum(found, axes, rank)
@@ -140,12 +146,22 @@ def _sum_along(x: Value, dim: Sequence[int] | None, keepdim: bool = False, dtype
     return found if dtype in (-1, kind) else op.Cast(found, to=dtype)
 
 
+def _count_along(x: Value, axes: Sequence[int], keepdim: bool, dtype: ir.DataType) -> Value:
+    """The number of elements that are True, as a floating number that is exact; sums of int64 take 10 times as long."""
+    is_exact = not may_have([x.shape[axis] for axis in axes], EXACT)
+    numbers = op.Cast(x, to=ir.DataType.FLOAT if is_exact else ir.DataType.DOUBLE)
+    return op.Cast(op.ReduceSum(numbers, integers(axes), keepdims=int(keepdim)), to=dtype)
+
+
+def _before_cast(x: Value) -> Value:
+    producer = x.producer()
+    return producer.inputs[0] if producer is not None and is_standard(producer, "Cast") else x
+
+
 def _may_be_large(x: Value) -> bool:
     """Whether sums of these integers may have more digits than a float64."""
-    producer = x.producer()
-    if producer is not None and is_standard(producer, "Cast"):
-        x = producer.inputs[0]
-    return x.dtype is None or x.dtype.bitwidth == 64
+    before = _before_cast(x)
+    return before.dtype is None or before.dtype.bitwidth == 64
 
 
 def _wrapping_sum(x: Value, axes: Sequence[int], rank: int) -> Value:
