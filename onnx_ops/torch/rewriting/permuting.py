@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -27,13 +28,28 @@ ASSUMED = 32
 def split_transposes(model: ir.Model) -> None:
     """Replace slow transposes by two fast ones each, in place."""
     for node in list(model.graph.all_nodes()):
-        given = node.inputs[0] if (node.domain, node.op_type) == ("", "Transpose") else None
-        if given is None or given.shape is None or not may_have(given.shape, MIN_ELEMENTS):
+        shape = _shape(node) if (node.domain, node.op_type) == ("", "Transpose") else None
+        if shape is None or not may_have(shape, MIN_ELEMENTS):
             continue
-        perm = list(node.attributes.get_ints("perm", range(len(given.shape))[::-1]))
-        first = _first_of_two(perm, [size if isinstance(size, int) else ASSUMED for size in given.shape])
+        perm = _perm(node, len(shape))
+        first = _first_of_two(perm, [size if isinstance(size, int) else ASSUMED for size in shape])
         if first is not None:
             _split(node, first, [first.index(axis) for axis in perm])
+
+
+def _perm(node: ir.Node, rank: int) -> list[int]:
+    return list(node.attributes.get_ints("perm", range(rank)[::-1]))
+
+
+def _shape(node: ir.Node) -> Sequence[Any] | None:
+    """The shape of what is transposed; that of the result in its order, within the translation of an operator."""
+    given, result = node.inputs[0], node.outputs[0].shape
+    if given is not None and given.shape is not None:
+        return list(given.shape)
+    if result is None:
+        return None
+    perm = _perm(node, len(result))
+    return [result[perm.index(axis)] for axis in range(len(perm))]
 
 
 def _first_of_two(perm: Sequence[int], sizes: Sequence[int]) -> list[int] | None:

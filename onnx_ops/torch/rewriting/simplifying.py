@@ -27,6 +27,7 @@ from onnx_ops.torch.rewriting.joining import join_pads
 from onnx_ops.torch.rewriting.known_shapes import remove_reshapes_to_own_shape
 from onnx_ops.torch.rewriting.last_axes import compute_along_first_axes
 from onnx_ops.torch.rewriting.narrow_tensors import flatten_narrow
+from onnx_ops.torch.rewriting.parts import read_stacked
 from onnx_ops.torch.rewriting.permuting import split_transposes
 from onnx_ops.torch.rewriting.rms_norms import rms_norms_by_op
 from onnx_ops.torch.rewriting.rotary import rotary_embeddings_by_op
@@ -65,6 +66,7 @@ def simplify(model: ir.Model) -> None:
     for _ in range(ROUNDS):
         before = _connections(model)
         optimizer.fold_constants(model)
+        read_stacked(model)
         compute_along_first_axes(model)
         fuse_transposes(model)
         transpose_next_to_products(model)
