@@ -182,6 +182,15 @@ CASES: dict[str, tuple[Tensor, Function]] = {
             F.smooth_l1_loss(TIES[2], x[2], beta=4.0, reduction="sum"),
         ),
     ),
+    "copies of infinities": (
+        GAPS,
+        lambda x: (
+            F.interpolate(x[None], scale_factor=2),
+            F.interpolate(x[None, None], scale_factor=(2, 3), mode="nearest-exact"),
+            F.interpolate(x.view(1, 1, 3, 2, 3), size=(3, 4, 9)),
+            F.interpolate(x[None], size=6),
+        ),
+    ),
     "shrunk": (GAPS, lambda x: (F.softshrink(x), F.softshrink(x, 2.0))),
     "powers by other operators": (
         torch.cat([GAPS[0], ZEROS, TENTHS]),

@@ -1,4 +1,4 @@
-"""Resizing of images, as products with a matrix along each axis."""
+"""Resizing of images, as products with a matrix along each axis, or as copies of the elements."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.operators.along_axis import WIDTH, resampled
+from onnx_ops.torch.operators.reshaping import MOST_COPIES, repeated
 
 aten = torch.ops.aten
 
@@ -80,15 +81,29 @@ def _resized(name: str, operator: Callable[..., Tensor], rank: int, aligns: bool
     for each in (*x.shape[2:], *size):
         if free_unbacked_symbols(each):
             torch._check(each > 0)  # for which PyTorch raises an error
+    if "nearest" in name:
+        for axis in reversed(range(rank)):
+            if (times := _copies(x.shape[2 + axis], size[axis], scales[axis])) is not None:
+                x, scales[axis] = repeated(x, times, axis - rank), None
     one = [1.0 if scale is not None else None for scale in scales]
 
     def along(image: Tensor, axis: int) -> Tensor:
         return operator(image, [size[axis], WIDTH], *flags, scales[axis], one[axis])
 
-    def dynamic(before: Size, axis: int) -> Tensor:
+    def dynamic(before: Size, axis: int) -> Tensor | None:
+        if scales[axis] is None and statically_known_true(before == size[axis]):
+            return None
         return _sampling(name, before, size[axis], any(flags), scales[axis])
 
     return resampled(x, along, rank, dynamic, size)
+
+
+def _copies(before: Size, after: Size, scale: float | None) -> int | None:
+    """How often each element is the nearest of several, if all are equally often and few times."""
+    known = isinstance(before, int) and isinstance(after, int) and before > 0
+    times = scale if scale is not None else after / before if known else 0
+    few = times in range(2, MOST_COPIES + 1)
+    return int(times) if few and statically_known_true(after == int(times) * before) else None
 
 
 def _nearest(image: Tensor, output_size: Sequence[int], scale: float | None, _: float | None) -> Tensor:
