@@ -43,6 +43,15 @@ CASES: dict[str, tuple[Tensor, Function]] = {
     "stable sort": (TIES, lambda x: x.sort(dim=1, descending=True, stable=True)),
     "sort of booleans": (TIES, lambda x: ((x > 0).sort(1)[1], x)),
     "sign": (TIES, lambda x: torch.sgn(x) + x),
+    "selected": (
+        TENTHS.view(13, 3).sin(),
+        lambda x: (
+            *(part for k in (1, 6, 7, 8, 13) for part in x.kthvalue(k, 0)),
+            *x.kthvalue(2, keepdim=True),
+            *x[:12].median(0),
+            x[:, 0].median(),
+        ),
+    ),
     "median of NaN": (GAPS, torch.median),
     "medians of NaN": (GAPS, lambda x: x.median(1)),
     "nanmedian": (GAPS, lambda x: (x.nanmedian(), *x.nanmedian(1), *x.nanmedian(0))),
