@@ -98,3 +98,51 @@ def test_what_equal_constants_make_is_computed_once() -> None:
     x = torch.randn(9)
     captured = captures.gradients(Norms(9, 9), lambda model, *batch: model(*batch).sum(), (x, torch.arange(9)))
     assert [node.op_type for node in captured.model.graph.node].count("ScatterElements") == 1
+
+
+class Dynamic(nn.Module):
+    """Lookups and sums of rows of which there is a dynamic number, along the first and the middle axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4))
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        rows = x @ self.weight
+        chosen = rows[index] * rows[index - 1].sin() + rows.gather(0, index[:, None].expand(-1, 4)).cos()
+        sums = torch.zeros_like(rows).index_add(0, index, chosen.exp())
+        upon = rows.unsqueeze(0).repeat(2, 1, 1).index_add(1, index, torch.stack([chosen, chosen.tanh()]))
+        more = rows.new_zeros(len(x) + 2, 4).scatter_add(0, (index + 2)[:, None].expand(-1, 4), chosen)
+        return sums.square().sum() + upon.sin().sum() + more.cos().sum()
+
+
+@pytest.fixture(scope="module")
+def dynamic() -> onnx_ops.torch.Capture:
+    shapes = {0: Dim("nodes", min=2)}, {0: Dim("edges")}
+    return captures.gradients(Dynamic(), loss, batch(9), dynamic_shapes=shapes)
+
+
+def test_a_dynamic_number_of_rows_is_summed_as_rows(dynamic: onnx_ops.torch.Capture) -> None:
+    counts = Counter(node.op_type for node in dynamic.model.graph.node)
+    assert counts["SparseMatMul"] == 6
+    assert counts["ScatterElements"] == 0
+
+
+@pytest.mark.parametrize(("nodes", "edges"), [(9, 2), (8, 30), (7, 0)])
+def test_sums_of_a_dynamic_number_of_rows(dynamic: onnx_ops.torch.Capture, nodes: int, edges: int) -> None:
+    model = Dynamic()
+    (x, _), (_, index) = batch(nodes), batch(edges, seed=1)
+    expected = model.double()(x.double(), index)
+    expected.backward()
+    got = Graph(dynamic.model).run({"weight": model.weight.float(), "x": x, "index": index})
+    np.testing.assert_allclose(got["loss"], expected.item(), rtol=1e-5)
+    gradient = model.weight.grad.numpy()
+    np.testing.assert_allclose(got["grad.weight"], gradient, rtol=0, atol=1e-5 * np.abs(gradient).max())
+
+
+@pytest.mark.parametrize("wrong", [-1, 9, 10])
+def test_an_index_of_rows_that_do_not_exist_is_an_error(dynamic: onnx_ops.torch.Capture, wrong: int) -> None:
+    x, index = batch(9)
+    index[3] = wrong
+    with pytest.raises(onnx_ops.torch.CaptureError, match="onnxruntime does not run"):
+        Graph(dynamic.model).run({"weight": Dynamic().weight, "x": x, "index": index})

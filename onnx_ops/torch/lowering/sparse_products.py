@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from onnx_ops.torch.base.custom_ops import domain_ops
-from onnx_ops.torch.tracing.row_indices import ZEROS, added_call, is_zeros, row_index, sizes_of
+from onnx_ops.torch.tracing.row_indices import ZEROS, added_call, is_zeros, row_index, sizes_of, sums_of_rows
 
 aten = torch.ops.aten
 VIEWS = (
@@ -26,6 +26,7 @@ VIEWS = (
     aten.view.default,
     aten.reshape.default,
     aten._unsafe_view.default,
+    aten.flatten.using_ints,
     aten.unsqueeze.default,
     aten.squeeze.dim,
     aten.squeeze.dims,
@@ -55,7 +56,7 @@ def multiply_sparse(module: GraphModule) -> None:
             if node.target is aten.embedding_dense_backward.default:
                 replaced = _sum_of_lookups(graph, *node.args)
             elif node.target is aten.scatter_add.default:
-                replaced = _scattered(graph, *node.args)
+                replaced = _scattered(graph, *node.args) or sums_of_rows(graph, *node.args, dynamic=True)
             elif node.target is aten.sum.dim_IntList:
                 replaced = _dot_products(graph, node, *node.args)
             else:

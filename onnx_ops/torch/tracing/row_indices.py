@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,9 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from onnx_ops.torch.base.custom_ops import domain_ops
+from onnx_ops.torch.tracing.indices import OUT_OF_RANGE
+
 aten = torch.ops.aten
 ZEROS = (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
 ADDING = (aten.scatter_add.default, aten.scatter_add_.default)
@@ -23,7 +27,8 @@ ADDING = (aten.scatter_add.default, aten.scatter_add_.default)
 def index_rows(traced: GraphModule) -> None:
     """Replace gather and scatter_add with an expanded 1-D index by index_select and embedding_dense_backward.
 
-    The latter has floating numbers, and a static number of rows; one of the other sizes may be dynamic.
+    The latter has floating numbers, and a static number of rows; one of the other sizes may be dynamic. Sums in a
+    dynamic number of rows are left for `multiply_sparse`.
     """
     graph = traced.graph
     for node in list(graph.nodes):
@@ -31,7 +36,7 @@ def index_rows(traced: GraphModule) -> None:
             if node.target is aten.gather.default:
                 replaced = _selected(graph, *node.args[:3])
             elif node.target in ADDING and _may_be_replaced(node):
-                replaced = _summed(graph, *node.args)
+                replaced = sums_of_rows(graph, *node.args)
             else:
                 continue
         if replaced is not None:
@@ -56,29 +61,67 @@ def _selected(graph: Graph, given: Node, axis: int, index: Node) -> Node | None:
     return added_call(graph, aten.index_select.default, (given, axis, places))
 
 
-def _summed(graph: Graph, start: Node, axis: int, index: Node, rows: Node) -> Node | None:
-    """scatter_add as the sums of the rows with the same index, added to `start`; None if it adds up no rows."""
+def sums_of_rows(
+    graph: Graph, start: Node, axis: int, index: Node, rows: Node, *, dynamic: bool = False
+) -> Node | None:
+    """scatter_add as the sums of the rows with the same index, added to `start`; None if it adds up no rows.
+
+    Args:
+        graph, start, axis, index, rows: the graph, and the arguments of scatter_add.
+        dynamic: whether the number of rows of `start` is dynamic.
+    """
     shape = list(sizes_of(start))
     axis %= max(len(shape), 1)
     others = [i for i in range(len(shape)) if i != axis]
-    static = [shape[i] for i in others if isinstance(shape[i], int)]
-    if not start.meta["val"].is_floating_point() or not isinstance(shape[axis], int) or len(others) > len(static) + 1:
+    static = [size for size in shape if isinstance(size, int)]
+    if not start.meta["val"].is_floating_point() or len(static) < len(others) or not all(static):
         return None
-    if not all((shape[axis], *static)) or sizes_of(rows) != sizes_of(index):
+    if isinstance(shape[axis], int) == dynamic or sizes_of(rows) != sizes_of(index):
         return None
     if (places := row_index(graph, start, axis, index)) is None:
         return None
-    flat = rows if axis == 0 else added_call(graph, aten.permute.default, (rows, [axis, *others]))
+    flat = _rows_first(graph, rows, axis)
+    if dynamic and math.prod(static) == 1:  # numbers, for which a scatter is one node
+        return None
+    if dynamic:
+        total = _dynamic_sums(graph, flat, places, _rows_first(graph, start, axis))
+    else:
+        total = added_call(graph, aten.embedding_dense_backward.default, (flat, places, shape[axis], -1, False))
     if len(shape) > 2:
-        flat = added_call(graph, aten.flatten.using_ints, (flat, 1))
-    total = added_call(graph, aten.embedding_dense_backward.default, (flat, places, shape[axis], -1, False))
-    if len(shape) > 2:
-        sizes = [shape[i] if isinstance(shape[i], int) else -1 for i in others]
-        total = added_call(graph, aten.reshape.default, (total, [shape[axis], *sizes]))
+        sizes = [size if isinstance(size, int) else -1 for size in (shape[axis], *(shape[i] for i in others))]
+        total = added_call(graph, aten.reshape.default, (total, sizes))
     if axis != 0:
         back = [*range(1, axis + 1), 0, *range(axis + 1, len(shape))]
         total = added_call(graph, aten.permute.default, (total, back))
     return total if is_zeros(start) else added_call(graph, aten.add.Tensor, (start, total))
+
+
+def _rows_first(graph: Graph, node: Node, axis: int) -> Node:
+    """A tensor as a matrix of its rows along an axis."""
+    rank = len(sizes_of(node))
+    if axis != 0:
+        order = [axis, *(i for i in range(rank) if i != axis)]
+        node = added_call(graph, aten.permute.default, (node, order))
+    return node if rank == 2 else added_call(graph, aten.flatten.using_ints, (node, 1))
+
+
+def _dynamic_sums(graph: Graph, rows: Node, places: Node, start: Node) -> Node:
+    """The sums of rows as a product with a sparse matrix of ones.
+
+    SparseMatMul has as many results as the matrix that it reads has rows: the rows of `start` are appended to it, and
+    the results behind theirs cut off. A lookup refuses indices of these.
+    """
+    counts = [_size(graph, node) for node in (rows, start)]
+    each, allowed = (added_call(graph, aten.arange.default, (count,)) for count in counts)
+    places = added_call(graph, aten.index_select.default, (allowed, 0, places))
+    dense = added_call(graph, aten.cat.default, ([rows, start],))
+    total = added_call(graph, domain_ops.SparseMatMul.default, (dense, places, each, None))
+    return added_call(graph, aten.slice.Tensor, (total, 0, 0, counts[1]))
+
+
+def _size(graph: Graph, node: Node) -> int | Node:
+    size = sizes_of(node)[0]
+    return size if isinstance(size, int) else added_call(graph, aten.sym_size.int, (node, 0))
 
 
 def is_zeros(node: Node) -> bool:
@@ -89,6 +132,7 @@ def is_zeros(node: Node) -> bool:
 
 def row_index(graph: Graph, given: Node, axis: int, index: Node) -> Node | None:
     """The 1-D index of rows of `given` along an axis; None if `index` is not one that was expanded to whole rows."""
+    index, is_refused = _before_refusal(index)
     sizes, shape = sizes_of(index), sizes_of(given)
     if index.target is not aten.expand.default or len(sizes) != len(shape) or len(sizes) < 2:
         return None
@@ -97,7 +141,19 @@ def row_index(graph: Graph, given: Node, axis: int, index: Node) -> Node | None:
     rows = before[axis] == sizes[axis] and all(size == 1 for i, size in enumerate(before) if i != axis)
     if not rows or any(one != other for i, (one, other) in enumerate(zip(sizes, shape, strict=True)) if i != axis):
         return None
-    return added_call(graph, aten.reshape.default, (base, [-1]))
+    places = added_call(graph, aten.reshape.default, (base, [-1]))
+    if not is_refused:
+        return places
+    negative = added_call(graph, aten.lt.Scalar, (places, 0))
+    return added_call(graph, aten.where.ScalarSelf, (negative, OUT_OF_RANGE, places))
+
+
+def _before_refusal(index: Node) -> tuple[Node, bool]:
+    """An index, and whether negative numbers in it are replaced by OUT_OF_RANGE."""
+    given = index
+    while index.target is aten.where.ScalarSelf and index.args[1] == OUT_OF_RANGE:
+        index = index.args[2]
+    return index, index is not given
 
 
 def added_call(
