@@ -56,20 +56,23 @@ def _grid_sampler(
     for axis, size in enumerate(space):
         at = grid[..., rank - 1 - axis].flatten(1)  # x, the last axis, comes first
         places.append((at + 1) / 2 * (size - 1) if align_corners else ((at + 1) * size - 1) / 2)
-    image = _Image(input.flatten(2), space, padding_mode, align_corners)
+    image = _Image(input, padding_mode, align_corners)
     if interpolation_mode == BICUBIC:
         found = _bicubic(image, places)
     else:
         inside = [image.kept_inside(at, axis) for axis, at in enumerate(places)]
-        found = image.values([at.round() for at in inside]) if interpolation_mode == NEAREST else _linear(image, inside)
-    return found.unflatten(2, grid.shape[1:-1])
+        nearest = interpolation_mode == NEAREST
+        found = image.sampled([([at.round() for at in inside], None)]) if nearest else _linear(image, inside)
+    return found.mT.unflatten(2, grid.shape[1:-1])
 
 
 class _Image:
-    """An image, flattened to (N, C, pixels), and its padding mode."""
+    """An image, as rows (N * pixels, C) of channels, and its padding mode."""
 
-    def __init__(self, flat: Tensor, space: Sequence[int], padding_mode: int, align_corners: bool) -> None:
-        self._flat, self._space = flat, space
+    def __init__(self, image: Tensor, padding_mode: int, align_corners: bool) -> None:
+        self._space = image.shape[2:]
+        self._rows = image.flatten(2).mT.flatten(0, 1)
+        self._first = torch.arange(image.shape[0]).unsqueeze(1) * math.prod(self._space)
         self._mode, self._align = padding_mode, align_corners
 
     def kept_inside(self, at: Tensor, axis: int) -> Tensor:
@@ -87,8 +90,19 @@ class _Image:
             at = torch.where(odd, span - rest, rest) + low
         return at.clamp(0, size - 1)
 
-    def values(self, places: Sequence[Tensor]) -> Tensor:
-        """The pixels at integral coordinates, 0 outside of the image: (N, C, points)."""
+    def sampled(self, corners: Sequence[tuple[Sequence[Tensor], Tensor | None]]) -> Tensor:
+        """The sum of some pixels, 0 outside of the image, each with a share: (N, points, C).
+
+        Args:
+            corners: integral coordinates (N, points) of one pixel for each point, and its share (N, points); None: 1.
+        """
+        rows, weights = zip(*(self._row(places, share) for places, share in corners), strict=True)
+        found = self._rows.index_select(0, torch.cat([row.flatten() for row in rows]))
+        found = found.reshape(len(rows), *rows[0].shape, -1)
+        return (found * torch.stack(weights).unsqueeze(-1)).sum(0)
+
+    def _row(self, places: Sequence[Tensor], share: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The rows of pixels, of the nearest ones where these are outside of the image, and their shares, 0 there."""
         index, seen = None, None
         for at, size in zip(places, self._space, strict=True):
             within = (at >= 0) & (at <= size - 1)
@@ -97,28 +111,28 @@ class _Image:
             seen = within if seen is None else seen & within
         assert index is not None
         assert seen is not None
-        wanted = index.unsqueeze(1).expand(-1, self._flat.shape[1], -1)
-        return self._flat.gather(2, wanted) * seen.unsqueeze(1).to(self._flat.dtype)
+        inside = seen.to(self._rows.dtype)
+        return self._first + index, inside if share is None else inside * share
 
 
 def _linear(image: _Image, places: Sequence[Tensor]) -> Tensor:
     below = [at.detach().floor() for at in places]
-    parts = []
+    corners = []
     for corner in itertools.product((0, 1), repeat=len(places)):
         shares = [(at - low) if up else (low + 1 - at) for at, low, up in zip(places, below, corner, strict=True)]
         share = math.prod(shares[1:], start=shares[0])
-        parts.append(image.values([low + up for low, up in zip(below, corner, strict=True)]) * share.unsqueeze(1))
-    return sum(parts[1:], start=parts[0])
+        corners.append(([low + up for low, up in zip(below, corner, strict=True)], share))
+    return image.sampled(corners)
 
 
 def _bicubic(image: _Image, places: Sequence[Tensor]) -> Tensor:
     below = [at.detach().floor() for at in places]
     weights = [_cubic(at - low) for at, low in zip(places, below, strict=True)]
-    parts = []
+    corners = []
     for i, j in itertools.product(range(4), repeat=2):
         here = [image.kept_inside(low + k - 1, axis) for axis, (low, k) in enumerate(zip(below, (i, j), strict=True))]
-        parts.append(image.values(here) * (weights[0][i] * weights[1][j]).unsqueeze(1))
-    return sum(parts[1:], start=parts[0])
+        corners.append((here, weights[0][i] * weights[1][j]))
+    return image.sampled(corners)
 
 
 def _cubic(t: Tensor) -> list[Tensor]:
