@@ -1,4 +1,4 @@
-"""Kernel of convolutions with few terms: vectors are adjacent places of a line of the output.
+"""Kernel of convolutions with few products: vectors are adjacent places of a line of the output.
 
 Where a place of the output is the sum of few products, or has few channels, interleaving channels would take longer
 than the products. Instead each line of the input is copied once for each tap along it, shifted by the tap: lines of an
@@ -35,7 +35,7 @@ MOST_COPIED = 1 << 16
 
 
 @helper
-def has_few_terms(layout: Blocks) -> bool:
+def has_few_products(layout: Blocks) -> bool:
     """Whether a convolution is computed by lines."""
     for axis in range(AXES):
         if layout.dilation[axis] != 1:
@@ -150,6 +150,67 @@ def copy_lines(
 
 
 @helper
+def first_place(layout: Blocks, number: int) -> tuple[int, int, int, int]:
+    """The group of a sample and the first place of the output of a task."""
+    pieces, chunks = ceil_divide(layout.count[2], layout.columns), ceil_divide(layout.count[1], layout.lines)
+    x, rest = number % pieces * layout.columns, number // pieces
+    y, rest = rest % chunks * layout.lines, rest // chunks
+    return rest // layout.count[0], rest % layout.count[0], y, x
+
+
+@helper
+def write_tables(layout: Blocks, lines: int, blocks: int, room: int, starts: Array, places: Array) -> None:
+    """Write where the copies of each line of a window begin, and the results of each row of a tile, in vectors."""
+    kernel = layout.kernel
+    for t in range(layout.inputs * kernel[0] * kernel[1]):
+        starts[t] = (t // kernel[1] * kernel[2] * lines + t % kernel[1]) * blocks
+    for r in range(ROWS):
+        places[r] = r * room
+
+
+@helper
+def steps_of(layout: Blocks) -> tuple[int, int]:
+    """The number of parts of the weights of a channel whose copies are adjacent, and of weights in each.
+
+    These are the lines of windows; where a window is one line, the copies of all channels are adjacent.
+    """
+    lines = layout.kernel[0] * layout.kernel[1]
+    if lines == 1:
+        return 1, layout.inputs * layout.kernel[2]
+    return layout.inputs * lines, layout.kernel[2]
+
+
+@helper
+def write_rows(layout: Blocks, first: int, valid: int, rows: Array) -> None:
+    """Write where the weights of each row of a tile begin, whose first `valid` rows are channels from `first` on."""
+    steps, taps = steps_of(layout)
+    for t in range(steps):
+        for r in range(ROWS):
+            rows[t * ROWS + r] = ((first + min(r, valid - 1)) * steps + t) * taps
+
+
+@helper
+def multiply_line(
+    layout: Blocks,
+    weights: Array,
+    rows: Array,
+    line: Array,
+    starts: Array,
+    plane: int,
+    blocks: int,
+    out: Array,
+    places: Array,
+) -> None:
+    """A line of `blocks` vectors of the output in the channels of a tile; `plane` vectors are between adjacent taps."""
+    steps, taps = steps_of(layout)
+    for block in range(0, blocks, PANEL):
+        multiply_tile(
+            weights, rows, 0, steps, taps, LANES, tail(line, block * LANES), starts, 0, LANES, plane,
+            tail(out, block * LANES), places, 0, 1, min(blocks - block, PANEL),
+        )  # fmt: skip
+
+
+@helper
 def multiply_lines(
     layout: Blocks, number: int, image: int, weight: int, target: int, element_type: int, dtype: Floating
 ) -> bool:
@@ -161,53 +222,36 @@ def multiply_lines(
         dtype: of the computation.
     """
     outputs, kernel, stride, count = layout.outputs, layout.kernel, layout.stride, layout.count
-    pieces, chunks = ceil_divide(count[2], layout.columns), ceil_divide(count[1], layout.lines)
-    x, rest = number % pieces * layout.columns, number // pieces
-    y, rest = rest % chunks * layout.lines, rest // chunks
-    z, own = rest % count[0], rest // count[0]
+    own, z, y, x = first_place(layout, number)
     columns, lines = min(layout.columns, count[2] - x), min(layout.lines, count[1] - y)
     begin = z * stride[0] - layout.before[0], y * stride[1] - layout.before[1], x * stride[2] - layout.before[2]
-    blocks, row = ceil_divide(columns, LANES), kernel[2]
-    seen, apart, terms = (lines - 1) * stride[1] + kernel[1], blocks * LANES, layout.inputs * kernel[0] * kernel[1]
+    blocks, terms = ceil_divide(columns, LANES), layout.inputs * kernel[0] * kernel[1]
+    each, seen, apart = terms * kernel[2], (lines - 1) * stride[1] + kernel[1], blocks * LANES
     room, size = ceil_divide(lines * columns, LANES) + PANEL, item_size(element_type)
     memory, weights, copies, rows, starts, places, result = allocate(
-        (outputs * terms * row, dtype), (layout.inputs * kernel[0] * row * seen * apart, dtype),
+        (outputs * each, dtype), (layout.inputs * kernel[0] * kernel[2] * seen * apart, dtype),
         (terms * ROWS, np.int64), (terms, np.int64), (ROWS, np.int64), (ROWS * room * LANES, dtype),
     )  # fmt: skip
     if memory == 0:
         return False
-    source = weight + own % layout.groups * outputs * terms * row * size
-    read_row(source, element_type, outputs * terms * row, weights)
-    finite = is_finite(weights, outputs * terms * row)
+    read_row(weight + own % layout.groups * outputs * each * size, element_type, outputs * each, weights)
+    finite = is_finite(weights, outputs * each)
     if not copy_lines(layout, image, element_type, own, begin, seen, columns, apart, copies, dtype):
         free(memory)
         return False
-
-    for t in range(terms):
-        starts[t] = (t // kernel[1] * row * seen + t % kernel[1]) * blocks
-    # Where a window is a line, taps of all channels are adjacent in the weights, and so are their copies.
-    steps, taps = (1, terms * row) if kernel[0] * kernel[1] == 1 else (terms, row)
-    for r in range(ROWS):
-        places[r] = r * room
+    write_tables(layout, seen, blocks, room, starts, places)
     for first in range(0, outputs, ROWS):
         valid = min(outputs - first, ROWS)
-        for t in range(steps):
-            for r in range(ROWS):
-                rows[t * ROWS + r] = ((first + min(r, valid - 1)) * terms + t) * row
+        write_rows(layout, first, valid, rows)
         for k in range(lines):
-            line, at = tail(copies, k * stride[1] * apart), k * columns
-            if not finite:
-                from_line = begin[0], begin[1] + k * stride[1], begin[2]
-                for r in range(valid):
-                    own_weights, out = tail(weights, (first + r) * terms * row), tail(result, r * room * LANES + at)
-                    add_alone(layout, own_weights, line, starts, from_line, seen * apart, columns, out)
+            line, out = tail(copies, k * stride[1] * apart), tail(result, k * columns)
+            if finite:  # the numbers behind the end of a line are overwritten by the next one
+                multiply_line(layout, weights, rows, line, starts, seen * blocks, blocks, out, places)
                 continue
-            # The numbers behind the end of a line are overwritten by the next one.
-            for block in range(0, blocks, PANEL):
-                multiply_tile(
-                    weights, rows, 0, steps, taps, LANES, tail(line, block * LANES), starts, 0, LANES, seen * blocks,
-                    tail(result, at + block * LANES), places, 0, 1, min(blocks - block, PANEL),
-                )  # fmt: skip
+            from_line = begin[0], begin[1] + k * stride[1], begin[2]
+            for r in range(valid):
+                own_weights, row = tail(weights, (first + r) * each), tail(out, r * room * LANES)
+                add_alone(layout, own_weights, line, starts, from_line, seen * apart, columns, row)
         for r in range(valid):
             place = (((own * outputs + first + r) * count[0] + z) * count[1] + y) * count[2] + x
             write_row(tail(result, r * room * LANES), element_type, lines * columns, target + place * size)

@@ -31,7 +31,7 @@ from onnx_ops.ops.convolution._blocked import (
     weights_elements,
     write_windows,
 )
-from onnx_ops.ops.convolution._lines import has_few_terms, multiply_lines, split_lines
+from onnx_ops.ops.convolution._lines import has_few_products, multiply_lines, split_lines
 from onnx_ops.ops.convolution._products import multiply, split_product
 from onnx_ops.ops.convolution._rules import (
     axes_of,
@@ -127,7 +127,7 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     job.output_dims[0, 0], job.output_dims[0, 1] = layout.samples, job.dims[WEIGHT, 0]
     for axis in range(LEAD, rank):
         job.output_dims[0, axis] = layout.count[axis - rank + AXES]
-    layout.by_lines = int(has_few_terms(layout))
+    layout.by_lines = int(has_few_products(layout))
     if layout.by_lines:
         split_lines(layout)
         job.scratch_bytes, job.prepare_tasks, job.tasks = size_of(LAYOUT), 0, layout.product_tasks
