@@ -24,3 +24,13 @@ def test_parts(axis: int, selected: int, place: int, lookups: int) -> None:
     captured = gradients(nn.Linear(3, 4), loss, (torch.randn(5, 3),))
     kinds = Counter(node.op_type for node in captured.model.graph.node)
     assert kinds["Gather"] == lookups
+
+
+def test_a_part_is_a_result() -> None:
+    def loss(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+        y = model(x)
+        return {"loss": y.sum(), "part": torch.stack([y.detach(), y.detach().exp()], -1)[..., 0]}
+
+    graph = gradients(nn.Linear(3, 4), loss, (torch.randn(5, 3),)).model.graph
+    kinds = Counter(node.op_type for node in graph.node)
+    assert (kinds["Gather"], kinds["Exp"]) == (0, 0)

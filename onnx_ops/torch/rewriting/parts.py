@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_ops.torch.base.nodes import constant_integers, is_standard
+from onnx_ops.torch.base.nodes import constant_integers, is_standard, replace_node
 
 
 def read_stacked(model: ir.Model) -> None:
     """Replace lookups of a single place along the axis of a stack, in place."""
     for node in list(model.graph.all_nodes()):
-        if not is_standard(node, "Gather") or node.outputs[0].is_graph_output():
+        if not is_standard(node, "Gather") or (part := _part(node)) is None:
             continue
-        if (part := _part(node)) is not None:
+        if node.outputs[0].is_graph_output():
+            replace_node(node, ir.node("Identity", [part]))
+        else:
             ir.convenience.replace_all_uses_with(node.outputs[0], part)
 
 
