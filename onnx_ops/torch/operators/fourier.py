@@ -26,10 +26,8 @@ from onnx_ops.torch.base.table import on_pairs, replaces, requires
 
 aten = torch.ops.aten
 
-DIRECT = 32
-"""The largest number of elements whose transform is one product."""
-LARGEST_PRIME = 128
-"""The largest prime number of elements whose transform is one product."""
+DIRECT = 128
+"""The largest number of elements whose transform is one product: with fewer steps, it takes less time up to there."""
 
 # --- constants --------------------------------------------------------------------------------------------------------
 
@@ -101,8 +99,7 @@ def _transform(z: Pair | Tensor, n: Size, sign: int, kept: Size | None = None) -
     first = z if isinstance(z, Tensor) else z.real
     if is_symbolic(n):
         return _product(z, _symbolic_matrix(n, n, kept, sign, real, first.dtype))
-    a = _divisor(n)
-    if n <= DIRECT or (a == 1 and n <= LARGEST_PRIME):
+    if n <= DIRECT:
         return _product(z, _matrix(n, n, int(kept), sign, real, first.dtype))
     if isinstance(z, Tensor):
         whole = _composed(z, n, sign, int(kept))
@@ -135,9 +132,9 @@ def _real_transform(z: Pair, n: Size, sign: int) -> Tensor:
     given = z.real.shape[-1]
     if is_symbolic(n) or is_symbolic(given):
         return _product(z, _symbolic_matrix(n, given, n, sign, "output", z.real.dtype), True)
-    a = _divisor(n)
-    if n <= DIRECT or (a == 1 and n <= LARGEST_PRIME):
+    if n <= DIRECT:
         return _product(z, _matrix(n, given, n, sign, "output", z.real.dtype), True)
+    a = _divisor(n)
     rows = -(-given // a) * a
     if a == 1:
         return _bluestein(_both(z, lambda part: functional.pad(part, (0, n - given))), n, sign).real
