@@ -33,19 +33,41 @@ def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Te
 def _running(name: str, kind: type[tuple[Tensor, ...]]) -> Callable[..., Any]:
     """cummax or cummin; of equal elements the index is that of the last, as in PyTorch."""
 
+    def places_of_few(values: Tensor) -> Tensor:
+        """For each place of the last axis that of the extreme up to it, by comparisons of all pairs."""
+        order = torch.arange(values.shape[-1], device=values.device)
+        seen = order.unsqueeze(1) >= order
+        known = torch.where(seen, values.unsqueeze(-2), _extreme(values.dtype, least=name == "amax"))
+        best = getattr(known, name)(-1, keepdim=True)
+        chosen = known == best
+        if values.dtype.is_floating_point:
+            chosen |= best.isnan() & known.isnan()
+        return torch.where(chosen & seen, order, -1).amax(-1)
+
+    def is_beyond(one: Tensor, other: Tensor) -> Tensor:
+        beyond = one > other if name == "amax" else one < other
+        return beyond | (one.isnan() & ~other.isnan()) if one.dtype.is_floating_point else beyond
+
+    def places(values: Tensor) -> Tensor:
+        if not _has_blocks(values):
+            return places_of_few(values)
+        length, blocks = values.shape[-1], _in_blocks(values, _extreme(values.dtype, least=name == "amax"))
+        own = places_of_few(blocks)
+        last = own[..., -1]
+        ends = blocks.gather(-1, last.unsqueeze(-1)).squeeze(-1)
+        number = torch.arange(ends.shape[-1], device=values.device)
+        before = _shifted(_of_blocks(places, places_of_few)(ends), 0)
+        takes = is_beyond(ends.gather(-1, before).unsqueeze(-1), blocks.gather(-1, own))
+        takes &= (number > 0).unsqueeze(-1)
+        earlier = before * BLOCK + last.gather(-1, before)
+        found = torch.where(takes, earlier.unsqueeze(-1), own + BLOCK * number.unsqueeze(-1))
+        return found.flatten(-2).narrow(-1, 0, length)
+
     def running(input: Tensor, dim: int) -> Any:
         if input.dim() == 0:
             return kind((input.clone(), torch.zeros_like(input, dtype=torch.int64)))
         rows = input.movedim(dim, -1)
-        order = torch.arange(rows.shape[-1], device=input.device)
-        seen = order.unsqueeze(1) >= order
-        compared = rows.detach().to(torch.uint8) if input.dtype == torch.bool else rows.detach()
-        values = torch.where(seen, compared.unsqueeze(-2), _extreme(compared.dtype, least=name == "amax"))
-        best = getattr(values, name)(-1, keepdim=True)
-        chosen = values == best
-        if input.dtype.is_floating_point:
-            chosen |= best.isnan() & values.isnan()
-        indices = torch.where(chosen & seen, order, -1).amax(-1)
+        indices = places(rows.detach().to(torch.uint8) if input.dtype == torch.bool else rows.detach())
         return kind((rows.gather(-1, indices).movedim(-1, dim), indices.movedim(-1, dim)))
 
     return running
@@ -64,10 +86,50 @@ replaces(torch.cummin, torch.Tensor.cummin)(_running("amin", cummin))
 
 @replaces(torch.logcumsumexp, torch.Tensor.logcumsumexp)
 def _logcumsumexp(input: Tensor, dim: int) -> Tensor:
+    return _log_sums(input.movedim(dim, -1)).movedim(-1, dim) if input.dim() else input.clone()
+
+
+def _log_sums(rows: Tensor) -> Tensor:
+    if not _has_blocks(rows):
+        return _log_sums_of_few(rows)
+    own = _log_sums_of_few(_in_blocks(rows, -math.inf))
+    before = _shifted(_of_blocks(_log_sums, _log_sums_of_few)(own[..., -1]), -math.inf)
+    # The gradient of logsumexp, unlike that of logaddexp, is 0 where both are -inf.
+    both = torch.stack([own, before.unsqueeze(-1).expand_as(own)])
+    return both.logsumexp(0).flatten(-2).narrow(-1, 0, rows.shape[-1])
+
+
+def _log_sums_of_few(rows: Tensor) -> Tensor:
     """Each place relative to the largest of its own terms: relative to that of the whole axis, sums become 0."""
-    if input.dim() == 0:
-        return input.clone()
-    rows = input.movedim(dim, -1)
-    places = torch.arange(rows.shape[-1], device=input.device)
+    places = torch.arange(rows.shape[-1], device=rows.device)
     seen = places.unsqueeze(1) >= places
-    return torch.where(seen, rows.unsqueeze(-2), -math.inf).logsumexp(-1).movedim(-1, dim)
+    return torch.where(seen, rows.unsqueeze(-2), -math.inf).logsumexp(-1)
+
+
+# --- long axes in blocks ----------------------------------------------------------------------------------------------
+
+BLOCK = 32
+"""Elements of which all pairs are compared; what is known at the end of each such block is passed on to the others."""
+
+
+def _has_blocks(rows: Tensor) -> bool:
+    """Whether the last axis is, or may be, longer than a block."""
+    return is_symbolic(rows.shape[-1]) or rows.shape[-1] > BLOCK
+
+
+def _in_blocks(rows: Tensor, filler: float) -> Tensor:
+    """(..., n) as (..., blocks, BLOCK), with at least one block."""
+    length = rows.shape[-1]
+    blocks = length // BLOCK + 1
+    filled = torch.cat([rows, rows.new_full((*rows.shape[:-1], blocks * BLOCK - length), filler)], -1)
+    return filled.reshape(*rows.shape[:-1], blocks, BLOCK)
+
+
+def _of_blocks(function: Callable[[Tensor], Tensor], of_few: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`function` of the ends of blocks: of a dynamic number of them all pairs, as the number of rounds is fixed."""
+    return lambda ends: of_few(ends) if is_symbolic(ends.shape[-1]) else function(ends)
+
+
+def _shifted(ends: Tensor, first: float) -> Tensor:
+    """What is known before each block, of what is known at its end."""
+    return torch.cat([ends.new_full((*ends.shape[:-1], 1), first), ends.narrow(-1, 0, ends.shape[-1] - 1)], -1)
