@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
 import safetensors.numpy
+from command_line import answer
 from typer.testing import CliRunner
 
 from onnx_ops.arrays.comparison import compare
@@ -27,10 +26,6 @@ def invoke(*arguments: object, code: int = 0) -> str:
     result = CliRunner().invoke(app, list(map(str, arguments)))
     assert result.exit_code == code, result.output
     return result.output
-
-
-def answer(*arguments: object, code: int = 0) -> Any:
-    return json.loads(invoke(*arguments, "--json", code=code))
 
 
 # --- measures --------------------------------------------------------------------------------------------------------
