@@ -50,8 +50,8 @@ in the captured step, by a profile of onnxruntime. Their speed is bound by the p
 well, so models whose products take more than three quarters of PyTorch's time cannot be captured at 0.75 of it without
 faster products. The table is of 2 cores of an AMD EPYC (Zen 5). On 2 cores of an Intel Xeon (Emerald Rapids), where
 products of onnxruntime and PyTorch both reach 150 GFLOP/s on one thread, earlier captures of these models took 0.34 to
-0.93 of eager's time on one thread, in the median 0.71, and 0.26 to 0.88 on two, in the median 0.72; and 0.52 to 1.08 and
-0.27 to 1.07 of torch.compile's.
+0.93 of eager's time on one thread, in the median 0.71, and 0.26 to 0.88 on two, in the median 0.72; and 0.52 to 1.08
+and 0.27 to 1.07 of torch.compile's.
 """
 
 
