@@ -207,8 +207,9 @@ CASES: dict[str, tuple[Tensor, Function]] = {
     ),
     "by exponentials": (
         torch.cat([GAPS[0], SMALL, TENTHS, 30 * TENTHS]),
-        lambda x: (x.sinh(), x.cosh(), x.tan(), x.expm1(), F.logsigmoid(x)),
+        lambda x: (x.sinh(), x.tan(), x.expm1(), F.logsigmoid(x)),  # whose derivatives are all positive
     ),
+    "cosh": (torch.cat([GAPS[0], SMALL, TENTHS, 30 * TENTHS]), torch.cosh),
     "by logarithms": (torch.cat([GAPS[0], SMALL, TENTHS]), lambda x: (x.atanh(), x.log1p())),
     "numbers by integers": (TIES, lambda x: (7 // (2 * x.long() - 3), 9 // (x > 1).byte().add(2), x)),
     "quotients of floats, rounded down": (
