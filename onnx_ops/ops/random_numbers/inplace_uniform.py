@@ -166,15 +166,14 @@ def kernel(call: Call) -> Tasks:
 
 def _spare(b: Body) -> Value:
     """2 ** (53 - digits), int64: of the dtype of `self` in all calls, else found out by which numbers it holds."""
-    divisors = [2 ** (BITS - digits) for digits in DIGITS]
+    divisors = {digits: 2 ** (BITS - digits) for digits in sorted(DIGITS)}
     dtypes = {call.dtype("self") for call in b.calls}
     if len(dtypes) == 1 and (dtype := dtypes.pop()) is not None:
-        return b.constant(divisors[FLOATING.index(dtype)], name="spare")
-    ordered = sorted(DIGITS)
-    needed = b.constant(np.array([1 + 2.0 ** (1 - digits) for digits in ordered]), TensorProto.DOUBLE)
+        return b.constant(divisors[DIGITS[FLOATING.index(dtype)]], name="spare")
+    needed = b.constant(np.array([1 + 2.0 ** (1 - digits) for digits in divisors]), TensorProto.DOUBLE)
     holds = b.op_like(needed, "self").cast(TensorProto.DOUBLE).equal(needed).named("holds")
     last = b.op("ReduceSum", holds.cast(TensorProto.INT64), name="dtypes", keepdims=0) - 1
-    return b.op("Gather", np.array([2 ** (BITS - digits) for digits in ordered]), last, name="spare")
+    return b.op("Gather", np.array(list(divisors.values())), last, name="spare")
 
 
 def body(b: Body) -> None:

@@ -69,7 +69,7 @@ def _median_along(input: Tensor, dim: int, without_nan: bool) -> tuple[Tensor, T
         values, indices = _kthvalue(input, (size + 1) // 2, dim, keepdim=True)
         return values, indices
     isnan = input.isnan()
-    numbers, middle = torch.where(isnan, math.inf, input), (input.shape[dim] + 1) // 2
+    numbers = torch.where(isnan, math.inf, input)
     if without_nan:
         ordered = numbers.sort(dim).indices
         count = (~isnan).sum(dim, keepdim=True)
@@ -77,7 +77,7 @@ def _median_along(input: Tensor, dim: int, without_nan: bool) -> tuple[Tensor, T
         ordered = ordered.gather(dim, isnan.gather(dim, ordered).to(torch.uint8).sort(stable=True, dim=dim).indices)
         indices = ordered.gather(dim, ((count + 1) // 2 - 1).clamp(min=0))
     else:
-        indices = _selected(numbers, middle, dim)
+        indices = _selected(numbers, (input.shape[dim] + 1) // 2, dim)
         first = isnan.to(torch.uint8).argmax(dim, keepdim=True)
         indices = torch.where(isnan.any(dim, keepdim=True), first, indices)
     return input.gather(dim, indices), indices
