@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,17 @@ def is_protobuf(path: Path) -> bool:
     return registry.get_format_from_file_extension(path.suffix) in (None, "protobuf")
 
 
-def load_model(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+Known = Callable[[onnx.ModelProto], bool]
+
+
+def load_model(
+    model: onnx.ModelProto | bytes | str | os.PathLike[str], is_known: Known = lambda model: False
+) -> onnx.ModelProto:
     """A copy of a model; external data stays external.
+
+    Args:
+        model: a ModelProto, its bytes, or a path.
+        is_known: whether a model is known to pass `check`, which takes longer than to parse a small one.
 
     Raises:
         OSError: a file that cannot be read.
@@ -39,15 +49,19 @@ def load_model(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.
     if isinstance(model, onnx.ModelProto):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
-        check(copy)
+        check(copy, is_known=is_known)
         return copy
     if isinstance(model, bytes | bytearray | memoryview):
-        return parse(bytes(model))
-    return read(Path(os.fspath(model)))
+        return parse(bytes(model), is_known=is_known)
+    return read(Path(os.fspath(model)), is_known)
 
 
-def read(path: Path) -> onnx.ModelProto:
+def read(path: Path, is_known: Known = lambda model: False) -> onnx.ModelProto:
     """A model in the format of the file's extension; external data stays external.
+
+    Args:
+        path: of the file.
+        is_known: as for `load_model`.
 
     Raises:
         OSError: a file that cannot be read.
@@ -57,10 +71,12 @@ def read(path: Path) -> onnx.ModelProto:
     name = registry.get_format_from_file_extension(path.suffix) or "protobuf"
     if name == "onnxtxt" and _depth(content) > DEEPEST:
         raise LinkError(f"{path} is no ONNX model: brackets in it are nested more than {DEEPEST} deep")
-    return parse(content, name, str(path))
+    return parse(content, name, str(path), is_known)
 
 
-def parse(content: bytes, name: str = "protobuf", what: str = "this") -> onnx.ModelProto:
+def parse(
+    content: bytes, name: str = "protobuf", what: str = "this", is_known: Known = lambda model: False
+) -> onnx.ModelProto:
     """A model from the contents of a file in a format; raises LinkError, naming the file `what`, if it is not one."""
     try:
         if name == "onnxtxt":  # where onnx.load_model would warn that the format is experimental
@@ -69,15 +85,17 @@ def parse(content: bytes, name: str = "protobuf", what: str = "this") -> onnx.Mo
             model = onnx.load_model_from_string(content, name)
     except Exception as error:  # each format raises exceptions of its own
         raise LinkError(f"{what} is no ONNX model: {one_line(error)}") from error
-    check(model, what)
+    check(model, what, is_known)
     return model
 
 
-def check(model: onnx.ModelProto, what: str = "this") -> None:
+def check(model: onnx.ModelProto, what: str = "this", is_known: Known = lambda model: False) -> None:
     """Raise LinkError for a model without a graph, with too many or empty nodes, or with a name that is not UTF-8.
 
     Protobuf accepts such names and returns them as bytes.
     """
+    if is_known(model):
+        return
     if not model.HasField("graph"):
         raise LinkError(f"{what} is no ONNX model: there is no graph in it")
     for count, node in enumerate(itertools.chain(*map(all_nodes, (model.graph, *model.functions)))):

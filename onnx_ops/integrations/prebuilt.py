@@ -21,6 +21,7 @@ import onnxruntime as ort
 from onnx_ops.core.errors import KernelsUnavailableError, is_of_onnxruntime
 from onnx_ops.core.op import Op
 from onnx_ops.linking.origins import Origins
+from onnx_ops.runtime.declarations import Kernels
 from onnx_ops.runtime.heap_record import Functions
 from onnx_ops.runtime.process import STATE
 
@@ -32,6 +33,10 @@ SUFFIXES = {"darwin": ".dylib", "win32": ".dll"}
 def library_name() -> str:
     """The usual file name of a library on this system."""
     return f"{'' if sys.platform == 'win32' else 'lib'}onnx_ops_aclnn{SUFFIXES.get(sys.platform, '.so')}"
+
+
+OWN = str(FOLDER / library_name())
+"""Path of the library in this package, as text: several lookups in each session."""
 
 
 class Interface(ctypes.Structure):
@@ -60,7 +65,7 @@ class Library:
     path: Path
 
     def register(
-        self, options: ort.SessionOptions | None, ops: Iterable[Op] = (), kernels: Collection[str] | None = None
+        self, options: ort.SessionOptions | None, ops: Iterable[Op] = (), kernels: Kernels | None = None
     ) -> ort.SessionOptions:
         """As `registration.register`; a session spends 10 µs on each kernel that is registered with its options.
 
@@ -182,5 +187,4 @@ def library() -> Library | None:
     chosen = os.environ.get(VARIABLE)
     if chosen is not None:
         return Library(Path(chosen).absolute()) if chosen else None
-    own = FOLDER / library_name()
-    return Library(own) if own.exists() else None
+    return Library(Path(OWN)) if os.path.exists(OWN) else None

@@ -7,7 +7,7 @@ import functools
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +29,7 @@ from onnx_ops.linking.origins import Origins
 from onnx_ops.linking.sites import sites
 from onnx_ops.ops import ALL_VERSIONS, op_named
 from onnx_ops.runtime.cache import DIRECTORY_VARIABLE, problem
+from onnx_ops.runtime.declarations import ANY, Dtypes, Kernels, dtypes_of
 from onnx_ops.runtime.heap import Heap, may_serve
 from onnx_ops.runtime.process import STATE, aside
 
@@ -36,7 +37,9 @@ EXTERNAL_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 _warned: set[str] = set()
 _compiled: set[Hashable] = set()
-"""Versions of ops and keys of calls, and digests of linked models, for which `compile_ahead` has run."""
+"""Versions of ops and keys of calls for which `compile_ahead` has run."""
+_linked: dict[str, Kernels] = {}
+"""The kernels that linked models call whose calls `compile_ahead` has compiled, by digest."""
 
 
 def session_options() -> ort.SessionOptions:
@@ -66,7 +69,7 @@ def register_kernels(options: ort.SessionOptions) -> None:
 
 
 def registered_options(
-    options: ort.SessionOptions | None, stacklevel: int, kernels: Collection[str] | None = None
+    options: ort.SessionOptions | None, stacklevel: int, kernels: Kernels | None = None
 ) -> ort.SessionOptions:
     """The given options, or new ones, after `register_kernels`.
 
@@ -105,7 +108,7 @@ def _warn_once(text: str, stacklevel: int) -> None:
         warnings.warn(text, stacklevel=stacklevel)
 
 
-def register(options: ort.SessionOptions | None, kernels: Collection[str] | None = None) -> ort.SessionOptions:
+def register(options: ort.SessionOptions | None, kernels: Kernels | None = None) -> ort.SessionOptions:
     """As `registered_options`, but raises KernelsUnavailableError instead of a warning.
 
     Args:
@@ -182,7 +185,29 @@ def compile_ahead(calls: Iterable[tuple[Op, Call]]) -> None:
 def _is_compiled(model: onnx.ModelProto) -> bool:
     """Whether a model is linked, and its calls are no news to `compile_ahead`."""
     digest = linked_digest(model)
-    return digest is not None and (digest in _compiled or prebuilt.library() is not None)
+    return digest is not None and (digest in _linked or prebuilt.library() is not None)
+
+
+def _kernels_of(model: onnx.ModelProto, calls: Iterable[tuple[Op, Call]]) -> Kernels | None:
+    """The kernels that a linked model calls, for the dtypes of its calls; None as for `called_kernels`.
+
+    Args:
+        model: the model.
+        calls: its calls; those of a model that was linked before may be left out.
+    """
+    digest = metadata_of(model, LINKED_DIGEST)
+    if digest in _linked:
+        return _linked[digest]
+    names = called_kernels(model)
+    if names is None:
+        return None
+    dtypes: dict[str, set[Dtypes]] = {name: set() for name in names}
+    for op, call in calls:
+        dtypes[op.kernel_name].add(dtypes_of(op, call))
+    kernels = {name: frozenset(found or [ANY]) for name, found in dtypes.items()}
+    if digest is not None:
+        _linked[digest] = kernels
+    return kernels
 
 
 class InferenceSession(ort.InferenceSession):
@@ -209,13 +234,14 @@ class InferenceSession(ort.InferenceSession):
         provider_options: Sequence[dict[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        linked = load_model(path_or_bytes)
+        linked = load_model(path_or_bytes, _is_compiled)
         calls = [] if _is_compiled(linked) else link_in_place(linked)
         options = OwnOptions() if sess_options is None else sess_options
-        kernels = called_kernels(linked) if isinstance(options, OwnOptions) else None
-        options = registered_options(options, stacklevel=3, kernels=kernels)
-        compile_ahead(calls)
-        _compiled.add(metadata_of(linked, LINKED_DIGEST))
+        kernels = _kernels_of(linked, calls)
+        own = isinstance(options, OwnOptions)
+        options = registered_options(options, stacklevel=3, kernels=kernels if own else None)
+        if calls:
+            compile_ahead(calls)
         with contextlib.ExitStack() as stack:
             # The folder of external data is a session option. The caller's options are not changed: they may be used
             # elsewhere at the same time.
@@ -223,9 +249,7 @@ class InferenceSession(ort.InferenceSession):
             if isinstance(path_or_bytes, str | os.PathLike) and _is_external(linked):
                 path = Path(path_or_bytes).absolute()
                 data = [path.parent / location for location in external_files(linked, path)]
-                if isinstance(options, OwnOptions) and all(
-                    f.resolve().is_relative_to(path.parent.resolve()) for f in data
-                ):
+                if own and all(f.resolve().is_relative_to(path.parent.resolve()) for f in data):
                     options.add_session_config_entry(EXTERNAL_DATA_FOLDER, str(path.parent))
                 elif linked.ByteSize() + sum(f.stat().st_size for f in data) <= MOST_BYTES:
                     embed_external_data(linked, path)

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from onnx_ops.core.call import Call
 from onnx_ops.core.op import Op
 from onnx_ops.core.types import FLOATS, TensorType
+
+Dtypes = tuple[int, ...]
+"""Of the inputs that determine those of outputs; 0 for any."""
+ANY: Dtypes = ()
+"""All combinations."""
+Kernels = Mapping[str, Collection[Dtypes]]
+"""Kernels that suffice for sessions: by name, the dtypes of the calls."""
+
+
+def dtypes_of(op: Op, call: Call) -> Dtypes:
+    """The dtypes of a call; 0 for an unknown one or an omitted input."""
+    return tuple(call.dtype(name) or 0 for name in op.signature.typed_inputs)
 
 
 @dataclass(frozen=True)
@@ -29,8 +42,8 @@ class Declaration:
     optional_outputs: Sequence[bool]
 
 
-def declarations(op: Op) -> list[Declaration]:
-    """One per combination of dtypes of the inputs that determine those of outputs.
+def declarations(op: Op, wanted: Collection[Dtypes] = (ANY,)) -> list[Declaration]:
+    """One per combination of dtypes of the inputs that determine those of outputs, without those that no call has.
 
     onnxruntime selects the first that matches. An omitted optional input matches any dtype, so combinations whose
     outputs are those without that input come first.
@@ -40,12 +53,18 @@ def declarations(op: Op) -> list[Declaration]:
     optional, optional_outputs = ([p.optional for p in ps] for ps in (op.inputs, op.outputs))
     combinations = []
     for mixture in itertools.product(FLOATS, repeat=len(typed)):
+        if not any(_fit(mixture, called) for called in wanted):
+            continue
         dtypes = dict(zip(typed, mixture, strict=True))
         outputs = _output_types(op, dtypes)
         differs = len(required) < len(typed) and outputs != _output_types(op, {n: dtypes[n] for n in required})
         inputs = [dtypes.get(name, 0) for name in op.input_names]
         combinations.append((differs, Declaration(op.kernel_name, inputs, optional, outputs, optional_outputs)))
     return [declared for _, declared in sorted(combinations, key=lambda pair: pair[0])]
+
+
+def _fit(mixture: Dtypes, called: Dtypes) -> bool:
+    return all(dtype in (own, 0) for own, dtype in zip(mixture, called, strict=False))
 
 
 def _output_types(op: Op, dtypes: Mapping[str, int]) -> list[int]:

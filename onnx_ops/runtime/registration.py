@@ -33,7 +33,7 @@ from onnx_ops.runtime import callbacks, heap_callbacks, reuse
 from onnx_ops.runtime.abi import API_VERSION, VP, Api, object_of_pybind
 from onnx_ops.runtime.callbacks import CustomOp
 from onnx_ops.runtime.compiler import compile_native
-from onnx_ops.runtime.declarations import Declaration, declarations
+from onnx_ops.runtime.declarations import ANY, Declaration, Dtypes, Kernels, declarations
 from onnx_ops.runtime.heap_record import Functions
 from onnx_ops.runtime.launch import compute
 from onnx_ops.runtime.process import STATE, aside, keep, libc
@@ -118,12 +118,12 @@ def _kept(custom_op: Registered) -> Registered:
     return custom_op
 
 
-def _declared(op: Op) -> list[Registered]:
-    """The OrtCustomOps of an op, one for each of its declarations."""
-    made: dict[str, list[Registered]] = STATE.shared.setdefault("declared", {})
-    if op.kernel_name not in made:
-        made[op.kernel_name] = [_kept(_custom_op(op, declared)) for declared in declarations(op)]
-    return made[op.kernel_name]
+def _declared(op: Op, wanted: Collection[Dtypes] = (ANY,)) -> list[Registered]:
+    """The OrtCustomOps of an op, one for each of its declarations for calls with the given dtypes."""
+    made: dict[tuple[str, tuple[int, ...]], Registered] = STATE.shared.setdefault("declared", {})
+    found = {(op.kernel_name, tuple(declared.input_types)): declared for declared in declarations(op, wanted)}
+    made.update({key: _kept(_custom_op(op, declared)) for key, declared in found.items() if key not in made})
+    return [made[key] for key in found]
 
 
 def _open_once(ops: Iterable[Op]) -> None:
@@ -173,31 +173,33 @@ def _add_to_extensions(kernels: Collection[str]) -> None:
         aside(functools.partial(_add_once, kernels))  # an interrupt would leave only some of an op's kernels added
 
 
-def _add_domain(options: ort.SessionOptions, kernels: Collection[str]) -> bool:
+def _add_domain(options: ort.SessionOptions, kernels: Kernels) -> bool:
     """Whether kernels could be added to options without onnxruntime-extensions, in an OrtCustomOpDomain of their own.
 
     The domains are made once per process and never freed; whether sessions take them is tried with that of the probe.
     """
     if not kernels:
         return True
-    domains: dict[frozenset[str], int | None] = STATE.shared.setdefault("domains", {})
-    wanted = frozenset(kernels)
+    domains: dict[_Chosen, int | None] = STATE.shared.setdefault("domains", {})
+    wanted = frozenset((name, frozenset(dtypes)) for name, dtypes in kernels.items())
     if wanted not in domains:
         aside(functools.partial(_make_domain, wanted))
     return domains[_TRIED] is not None and _take_domain(options, domains[wanted])
 
 
-_TRIED = frozenset([PROBE])
+_Chosen = frozenset[tuple[str, frozenset[Dtypes]]]
+_TRIED: _Chosen = frozenset([(PROBE, frozenset([ANY]))])
 
 
-def _make_domain(kernels: frozenset[str]) -> None:
+def _make_domain(kernels: _Chosen) -> None:
     with STATE.registering:
         domains = STATE.shared["domains"]
         if _TRIED not in domains:
             domain, options = _domain_of([_kept(_without_effect(PROBE))]), ort.SessionOptions()
             domains[_TRIED] = domain if _take_domain(options, domain) and not _failure(options, PROBE) else None
         if kernels not in domains:
-            domains[kernels] = _domain_of(c for op in operators() if op.kernel_name in kernels for c in _declared(op))
+            ops = {op.kernel_name: op for op in operators()}
+            domains[kernels] = _domain_of(c for name, dtypes in kernels for c in _declared(ops[name], dtypes))
 
 
 def _domain_of(added: Iterable[Registered]) -> int | None:
@@ -251,16 +253,16 @@ def is_registered() -> bool:
 
 
 def register(
-    options: ort.SessionOptions | None, ops: Iterable[Op], kernels: Collection[str] | None = None
+    options: ort.SessionOptions | None, ops: Iterable[Op], kernels: Kernels | None = None
 ) -> ort.SessionOptions:
     """SessionOptions, new ones by default, with the kernels registered once.
 
     Args:
         options: modified and returned.
         ops: the ops; ignored after the first call in the process.
-        kernels: the names of those that suffice, all by default; only for new options, with which others cannot be
-            registered later. A session spends up to 0.8 ms on each op that is registered with its options. The ops of
-            onnxruntime-extensions are among them by default, else only where they cannot be left out.
+        kernels: those that suffice, all by default; only for new options, with which others cannot be registered
+            later. A session spends 10 µs on each combination of dtypes of a kernel that is registered with its options.
+            The ops of onnxruntime-extensions are among them by default, else only where they cannot be left out.
 
     Raises:
         KernelsUnavailableError: the kernels cannot be registered in this process.

@@ -43,7 +43,7 @@ def session_maker(
         changing: types of those that the steps change.
         distributed: whether the steps are made by several workers.
     """
-    registered = registered_options(sess_options, stacklevel=4, kernels=() if sess_options is None else None)
+    registered = registered_options(sess_options, stacklevel=4, kernels={} if sess_options is None else None)
     heap = new_heap(registered)
     region = first_region(changing) if heap is None else 0
     large = sum(map(byte_count, state)) > LARGE

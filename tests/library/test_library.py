@@ -20,7 +20,7 @@ import built_library
 import numpy as np
 import onnxruntime as ort
 import pytest
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, helper
 from test_ops_refusals import AT_RUN, STATIC, model_of
 from test_sessions import NODES, WORDS, convolutions, wrong_feeds
 
@@ -33,6 +33,7 @@ from onnx_ops.integrations import prebuilt
 from onnx_ops.library.objects import NATIVE
 from onnx_ops.ops import ALL_VERSIONS, OPS
 from onnx_ops.runtime import registration
+from onnx_ops.runtime.declarations import ANY
 from tests.ops import RECORDS
 
 pytestmark = pytest.mark.skipif(not built_library.can_be_built(), reason="a library cannot be built here")
@@ -246,8 +247,17 @@ def test_options_have_the_kernels_that_are_chosen_for_them(compiled: bool, libra
     """Whatever other options have, also those before them with the same choice."""
     source: Any = registration if compiled else prebuilt.Library(library)
     name = OPS["Hardshrink"].kernel_name
+    chosen = {name: [ANY]}
     models = {op: bare(backends.model_of(RECORDS[op].plain)) for op in ("Hardshrink", "KlDiv")}
-    for kernels, expected in (([name], {"Hardshrink"}), (None, {*models}), ([], set()), ([name], {"Hardshrink"})):
+    # A library has kernels by name alone; the models are of float32.
+    other, of_other = {name: [(TensorProto.DOUBLE,)]}, set() if compiled else {"Hardshrink"}
+    for kernels, expected in (
+        (chosen, {"Hardshrink"}),
+        (None, {*models}),
+        ({}, set()),
+        (chosen, {"Hardshrink"}),
+        (other, of_other),
+    ):
         options = source.register(None, ALL_VERSIONS, kernels)
         refused = {
             op for op, model in models.items() if refusal(functools.partial(plain_session, options=options), model)

@@ -445,6 +445,24 @@ def test_options_of_a_session_can_be_registered() -> None:
         )
 
 
+def test_one_op_for_several_dtypes() -> None:
+    """Two dtypes in one model, of which a function knows none, and another one in the next session."""
+    text = """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1, "me" : 1]>
+        graph (KIND[3] x) => (KIND[3] o, double[3] p) {
+            o = me.shrunk (x)
+            d = Cast <to: int = 11> (x)
+            p = me.shrunk (d)
+        }
+        <domain: "me", opset_import: ["" : 21, "aclnn" : 1]>
+        shrunk (x) => (o) { o = aclnn.Hardshrink <lambd: float = 1.0> (x) }"""
+    x = np.array([0.5, -2, 1.5])
+    for kind, dtype in (("float", np.float32), ("float16", np.float16)):
+        session = onnx_ops.InferenceSession(parser.parse_model(text.replace("KIND", kind)))
+        single, double = session.run(None, {"x": x.astype(dtype)})
+        assert (single.dtype, double.dtype) == (dtype, np.float64)
+        assert single.tolist() == double.tolist() == [0, -2, 1.5]
+
+
 def test_threads_that_make_sessions_of_different_models() -> None:
     expected = {True: EXPECTED, False: np.where(np.abs(X) > np.float32(0.25), X, np.float32(0))}
 
