@@ -16,12 +16,12 @@ import torch
 import torch.utils.checkpoint
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from onnx_ops.torch.base.arguments import tensors
 from onnx_ops.torch.operators.barriers import barrier
-from onnx_ops.torch.tracing.effects import Storages, storage_of, storages, written
+from onnx_ops.torch.tracing.effects import Storages, storage_of, storages, written_storages
+from onnx_ops.torch.tracing.modes import OperatorMode, leaves_of
 from onnx_ops.torch.tracing.randomness import Random
 
 
@@ -84,7 +84,7 @@ class _Part:
             self._gradient = gradient
 
 
-class _Barriers(TorchDispatchMode):
+class _Barriers(OperatorMode):
     """A mode in which operators read tensors that were computed before it through barriers.
 
     Tensors of known values, which control flow may depend on, and state are read directly.
@@ -104,10 +104,10 @@ class _Barriers(TorchDispatchMode):
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        self._direct |= storages(tree_leaves(list(written(func, args, kwargs))))
+        self._direct |= written_storages(func, args, kwargs)
         args, kwargs = tree_map_only(FakeTensor, self._read, (args, kwargs))
         result = func(*args, **kwargs)
-        self._direct |= storages(tree_leaves(result))
+        self._direct |= storages(leaves_of(result))
         return result
 
     def _read(self, tensor: FakeTensor) -> torch.Tensor:

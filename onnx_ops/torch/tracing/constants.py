@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
@@ -14,11 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.types import py_sym_types
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from onnx_ops.torch.tracing.effects import storages, written
+from onnx_ops.torch.tracing.effects import storages, written_storages
+from onnx_ops.torch.tracing.modes import OperatorMode, leaves_of
 
 MAX_NUMEL = 1 << 20
 """Maximal number of elements of a tensor whose values are computed while tracing."""
@@ -30,7 +31,13 @@ DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shap
 """PyTorch's tags of operators that return a number, or a tensor whose shape depends on the values of the inputs."""
 
 
-class Constants(TorchDispatchMode):
+@functools.cache
+def depends_on_data(func: OpOverload) -> bool:
+    """Whether an operator has one of these tags."""
+    return not DATA_DEPENDENT.isdisjoint(func.tags)
+
+
+class Constants(OperatorMode):
     """A mode in which constants have values: tensors created from numbers, or found in closures and attributes.
 
     The operators on them are recorded all the same. FakeTensorMode propagates values from operator to operator and
@@ -58,17 +65,17 @@ class Constants(TorchDispatchMode):
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        leaves = tree_leaves((args, kwargs))
+        leaves = leaves_of((args, kwargs))
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for tensor in given:
             if type(tensor) is torch.Tensor and not tensor.requires_grad and tensor not in self._outside:
                 self._find(tensor)
         known = bool(given) and all(self._value(tensor) is not None for tensor in given)
-        if known and DATA_DEPENDENT & set(func.tags):
+        if known and depends_on_data(func):
             values = tree_map_only(torch.Tensor, self._value, (args, kwargs))
             return tree_map_only(torch.Tensor, torch.ops.aten.lift_fresh.default, _computed(func, *values))
         result = func(*args, **kwargs)
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
+        made = [leaf for leaf in leaves_of(result) if isinstance(leaf, FakeTensor)]
         computable = (
             torch.Tag.nondeterministic_seeded not in func.tags
             and func is not torch.ops.aten._efficientzerotensor.default  # which has no memory
@@ -83,7 +90,7 @@ class Constants(TorchDispatchMode):
             self._record(result, _computed(func, args, kwargs))
         self._note_parts(given, made)
         if self._parts:
-            for key in storages(written(func, args, kwargs)).keys() & self._parts.keys():
+            for key in written_storages(func, args, kwargs).keys() & self._parts.keys():
                 self._fakes.fake_tensor_converter.invalidate_constant_aliases(self._parts.pop(key)[1])
         return result
 

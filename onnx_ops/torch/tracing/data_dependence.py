@@ -24,8 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import RuntimeAssert, ShapeEnv, free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from torch.types import py_sym_types
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import PyTree, tree_leaves
+from torch.utils._pytree import PyTree
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import TensorReferenceAnalysis
@@ -34,9 +33,10 @@ from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.table import TABLE
 from onnx_ops.torch.operators.sizes_as_data import measured_size
 from onnx_ops.torch.tracing.certainty import linear
-from onnx_ops.torch.tracing.constants import DATA_DEPENDENT
-from onnx_ops.torch.tracing.effects import Storages, storages, written
+from onnx_ops.torch.tracing.constants import depends_on_data
+from onnx_ops.torch.tracing.effects import Storages, storages, written_storages
 from onnx_ops.torch.tracing.frames import Line, line_now, line_of_stack
+from onnx_ops.torch.tracing.modes import OperatorMode, leaves_of
 from onnx_ops.torch.tracing.size_tensors import SizeTensors
 from onnx_ops.training.conditions import Condition, Number
 
@@ -60,7 +60,7 @@ def _sources(result: PyTree) -> list[Callable[[], Any]]:
     """What makes tensors of the numbers in a result, in the order of `_numbers`."""
     return [
         source
-        for leaf in tree_leaves(result)
+        for leaf in leaves_of(result)
         for source in (
             [functools.partial(measured_size, leaf, axis) for axis in range(leaf.dim())]
             if isinstance(leaf, torch.Tensor)
@@ -85,7 +85,7 @@ class Example:
         return ", ".join(map(str, calls[-1])) if calls else None
 
 
-class Recording(TorchDispatchMode):
+class Recording(OperatorMode):
     """A mode that records in a run with data what operators return that depends on data."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Recording(TorchDispatchMode):
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if DATA_DEPENDENT & set(func.tags):
+        if depends_on_data(func):
             self.example.of_calls.setdefault((func, line_now()), []).append(_numbers(result))
         return result
 
@@ -187,7 +187,7 @@ def _hash(number: torch.SymInt) -> int:
 
 def _numbers(result: PyTree) -> list[Any]:
     """The numbers in a result: itself, or the sizes of its tensors."""
-    leaves = tree_leaves(result)
+    leaves = leaves_of(result)
     return [n for leaf in leaves for n in (leaf.shape if isinstance(leaf, torch.Tensor) else [leaf])]
 
 
@@ -204,7 +204,7 @@ class ExampleRequired(BaseException):
     """A trace without an example comes to numbers or sizes that depend on data; no `except` of a model catches it."""
 
 
-class DataDependence(TorchDispatchMode):
+class DataDependence(OperatorMode):
     """A mode that gives numbers and sizes that depend on data their values in an example.
 
     Args:
@@ -256,12 +256,12 @@ class DataDependence(TorchDispatchMode):
         if result is None:
             result = func(*args, **(kwargs or {}))
             self._of_sizes.note(func, args, kwargs or {}, result)
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+        given = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, FakeTensor)]
         tracked = self._random or self._followed
-        changed = storages(tree_leaves([result, list(written(func, args, kwargs or {}))])) if tracked else {}
+        changed = storages(leaves_of(result)) | written_storages(func, args, kwargs or {}) if tracked else {}
         random = bool(self._random) and self._is_random(given, changed)
         follows = bool(self._followed) and self._follows(func, given, changed) and not random
-        if DATA_DEPENDENT & set(func.tags):
+        if depends_on_data(func):
             numbers = _numbers(result)
             place = func, line_now()
             if random:
@@ -303,8 +303,9 @@ class DataDependence(TorchDispatchMode):
         """Whether a call depends on the seed and constants alone; its results, also in place, then do too."""
         sources = storages(tensor for tensor in given if tensor.constant is None).keys() - self._free.keys()
         random = bool(sources) and sources <= self._random.keys()
-        self._random = {key: kept for key, kept in self._random.items() if key not in changed}
-        self._free = {key: kept for key, kept in self._free.items() if key not in changed}
+        for key in changed:
+            self._random.pop(key, None)
+            self._free.pop(key, None)
         if random:
             self._random |= changed
         elif not sources:
@@ -318,7 +319,8 @@ class DataDependence(TorchDispatchMode):
         if follows:
             self._followed |= changed
         else:
-            self._followed = {key: kept for key, kept in self._followed.items() if key not in changed}
+            for key in changed:
+                self._followed.pop(key, None)
         return follows
 
     def _read(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.tracing.modes import OperatorMode, leaves_of
 from onnx_ops.torch.tracing.variables import containers, identities, tensors_of
 
 Storages = dict[int, StorageWeakRef]
@@ -26,14 +26,15 @@ def storage_of(tensor: torch.Tensor) -> int | None:
 def storages(values: Iterable[Any]) -> Storages:
     """The storages of the strided tensors among some values."""
     found: Storages = {}
-    for value in values:
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            reference = StorageWeakRef(value.untyped_storage())
-            found[reference.cdata] = reference
+    with torch._C.DisableTorchFunction():  # each attribute would go through all modes of functions
+        for value in values:
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                reference = StorageWeakRef(value.untyped_storage())
+                found[reference.cdata] = reference
     return found
 
 
-class Effects(TorchDispatchMode):
+class Effects(OperatorMode):
     """A mode that records the storages that operators read, write and return."""
 
     def __init__(self) -> None:
@@ -46,10 +47,10 @@ class Effects(TorchDispatchMode):
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        self._read |= storages(tree_leaves((args, kwargs)))
-        self._written |= storages(tree_leaves(list(written(func, args, kwargs))))
+        self._read |= storages(leaves_of((args, kwargs)))
+        self._written |= written_storages(func, args, kwargs)
         result = func(*args, **kwargs)
-        self._returned |= storages(tree_leaves(result))
+        self._returned |= storages(leaves_of(result))
         return result
 
     def wrote(self, tensor: torch.Tensor) -> bool:
@@ -76,13 +77,25 @@ class Effects(TorchDispatchMode):
         return key in self._written or storage.expired()
 
 
+@functools.cache
+def _places_written(func: OpOverload) -> list[tuple[int, str]]:
+    """The places and names of the arguments that an operator writes to by its schema."""
+    arguments = enumerate(func._schema.arguments)
+    return [(i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
 def written(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
     """The arguments that an operator writes to."""
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield args[i] if i < len(args) else kwargs.get(argument.name)
+    for i, name in _places_written(func):
+        yield args[i] if i < len(args) else kwargs.get(name)
     if func is torch.ops.aten.native_batch_norm.default and args[5]:  # its schema does not declare these writes
         yield from args[3:5]
+
+
+def written_storages(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Storages:
+    """The storages that an operator writes to."""
+    changed = list(written(func, args, kwargs))
+    return storages(leaves_of(changed)) if changed else {}
 
 
 class Unregistered:
@@ -96,12 +109,12 @@ class Unregistered:
 
     def __init__(self, model: torch.nn.Module, loss: Callable[..., Any], first: Effects) -> None:
         self._model, self._loss = model, loss
-        self._earlier = first.alive()
+        self._earlier, made_first = first.alive(), first.made().keys()
         # The elements of containers, and the tensors among them that the first run has made.
         self._kept = {
             name: (identities(kept), made)
             for name, kept in containers(model, loss).items()
-            if (made := storages(tree_leaves(kept)).keys() & first.made().keys())
+            if (made := storages(leaves_of(kept)).keys() & made_first)
         }
         named = tensors_of(model, loss)
         self._names = {storage: name for name, tensor in named if (storage := storage_of(tensor)) is not None}

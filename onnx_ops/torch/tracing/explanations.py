@@ -17,12 +17,12 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.operators.sparse_matrices import REMEDY
 from onnx_ops.torch.tracing.frames import Line, line_now, line_of_error
+from onnx_ops.torch.tracing.modes import OperatorMode
 from onnx_ops.torch.tracing.sizes import LARGEST
 
 
@@ -34,7 +34,7 @@ class Location:
     line: Line | None
 
 
-class Locations(TorchDispatchMode):
+class Locations(OperatorMode):
     """A mode that records the module and the line of code that run each operator.
 
     Attributes:
@@ -229,7 +229,7 @@ TIED = {
 """What may differ where an operator has equal elements, {} being the place."""
 
 
-class _Ties(TorchDispatchMode):
+class _Ties(OperatorMode):
     """A mode that finds the lines at which topk selects, or orders, among equal elements, or a sort that is not stable.
 
     Attributes:

@@ -12,7 +12,8 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import is_symbolic
-from torch.utils._pytree import tree_leaves
+
+from onnx_ops.torch.tracing.modes import leaves_of
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import _CacheKeyState, _DispatchCacheValidEntry
@@ -50,12 +51,21 @@ class FakeTensors(FakeTensorMode):
         self._seen: set[Any] = set()
         self._compares_keys = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in OperatorMode
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: Sequence[object] = (), kwargs: Any = None
+    ) -> object:
+        return self.dispatch(func, types, args, kwargs or {})
+
     def _cached_dispatch_impl(
         self, func: OpOverload, types: Sequence[type], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> object:
         if func is torch.ops.aten.detach.default:
             return self._dispatch_impl(func, types, args, kwargs)
-        shapes = [leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        shapes = [leaf.shape for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if any(is_symbolic(size) for shape in shapes for size in shape):
             call = func, *(size.node.expr if is_symbolic(size) else size for shape in shapes for size in shape)
             if call not in self._seen:

@@ -18,6 +18,7 @@ from torch.utils._sympy.functions import IntTrueDiv
 
 from onnx_ops.torch.base.sizes import Number, Size
 from onnx_ops.torch.tracing.frames import is_library
+from onnx_ops.torch.tracing.importers import Importers
 
 SIZES = torch.SymInt, torch.SymFloat
 """The types of numbers that depend on dynamic sizes."""
@@ -34,13 +35,8 @@ def symbolic_mathematics() -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.SymFloat, "__floordiv__", _floor_divided))
         for name in DIVISIONS:
             stack.enter_context(mock.patch.object(torch.SymInt, name, _of_a_divisor(getattr(torch.SymInt, name), name)))
-        functions = {name: (getattr(math, name), _of_sizes(getattr(math, name), FUNCTIONS[name])) for name in FUNCTIONS}
-        for module in list(sys.modules.values()):
-            names = getattr(module, "__dict__", {})
-            shared = names.keys() & functions.keys()
-            found = {name: functions[name][1] for name in shared if names[name] is functions[name][0]}
-            if found:
-                stack.enter_context(mock.patch.dict(names, found))
+        own = {name: _of_sizes(getattr(math, name), function) for name, function in FUNCTIONS.items()}
+        stack.enter_context(_IMPORTERS.replaced(own))
         yield
 
 
@@ -157,6 +153,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "comb": _combinations,
     "perm": _permutations,
 }
+
+_IMPORTERS = Importers({name: getattr(math, name) for name in FUNCTIONS})
 DIVISIONS = "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__"
 NUMPY = (
     *("sqrt", "cbrt", "log", "log2", "log10", "log1p", "exp", "exp2", "expm1", "fabs"),

@@ -15,12 +15,12 @@ from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_any, tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.tracing.effects import Storages, storages, written
+from onnx_ops.torch.tracing.effects import Storages, storages, written, written_storages
 from onnx_ops.torch.tracing.frames import line_now
+from onnx_ops.torch.tracing.modes import OperatorMode, leaves_of
 
 aten = torch.ops.aten
 
@@ -71,7 +71,7 @@ ROUNDED_SCALARS = (aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_
 """The operators that round a number to the dtype of a tensor before they compute with it."""
 
 
-class Float32Computation(TorchDispatchMode):
+class Float32Computation(OperatorMode):
     """A mode in which operators of 16-bit tensors cast their inputs to float32, and their results back.
 
     Views that are no movements of `EXACT`, such as a diagonal, are copies then.
@@ -90,10 +90,10 @@ class Float32Computation(TorchDispatchMode):
         kwargs = kwargs or {}
         if func._schema.is_mutable and torch.Tag.inplace_view not in func.tags:
             self._check_writes(func, args, kwargs)
-        if func in EXACT or func.namespace != "aten" or not tree_any(_is_narrow, (args, kwargs)):
+        if func in EXACT or func.namespace != "aten" or not any(map(_is_narrow, leaves_of((args, kwargs)))):
             return func(*args, **kwargs)
-        wide = {id(leaf): _wide(leaf) for leaf in tree_leaves((args, kwargs)) if _is_narrow(leaf)}
-        changed = [tensor for tensor in tree_leaves(list(written(func, args, kwargs))) if _is_narrow(tensor)]
+        wide = {id(leaf): _wide(leaf) for leaf in leaves_of((args, kwargs)) if _is_narrow(leaf)}
+        changed = [tensor for tensor in leaves_of(list(written(func, args, kwargs))) if _is_narrow(tensor)]
         originals = {id(wide[id(tensor)]): tensor for tensor in changed}
         with disable_proxy_modes_tracing(), _without_new_sizes(args):
             expected = func(*args, **kwargs)
@@ -105,12 +105,12 @@ class Float32Computation(TorchDispatchMode):
             for tensor in changed:
                 tensor.copy_(wide[id(tensor)])
             result = tree_map(lambda found, wanted: originals.get(id(found), _cast(found, wanted)), result, expected)
-        if _is_view(func) and not any(map(_is_expanded, tree_leaves(expected))):
-            self._copies |= storages(tree_leaves(result))
+        if _is_view(func) and not any(map(_is_expanded, leaves_of(expected))):
+            self._copies |= storages(leaves_of(result))
         return result
 
     def _check_writes(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._copies.keys() & storages(tree_leaves(list(written(func, args, kwargs)))).keys():
+        if self._copies.keys() & written_storages(func, args, kwargs).keys():
             line = line_now()
             where = "" if line is None else f" at {line}"
             raise CaptureError(

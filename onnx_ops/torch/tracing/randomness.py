@@ -14,8 +14,6 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.types import py_sym_types
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -24,6 +22,7 @@ from onnx_ops.torch.base.sizes import Number
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.random_numbers import Generator
 from onnx_ops.torch.tracing.effects import written
+from onnx_ops.torch.tracing.modes import OperatorMode, leaves_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Draw:
     generator: torch.Generator | None = field(compare=False)
 
 
-class Random(TorchDispatchMode):
+class Random(OperatorMode):
     """A mode in which random operators draw from one seed, each at another offset.
 
     Numbers of torch.rand are less than 1 and not less than 0 where code compares them with these, as with a probability
@@ -115,9 +114,10 @@ class Random(TorchDispatchMode):
                     return torch.full(args[0].shape, holds)
             if func is aten._local_scalar_dense.default and args[0] in self._uniform:
                 return _within_0_and_1(func(*args, **kwargs))
-            for tensor in tree_leaves(list(written(func, args, kwargs))):
-                if isinstance(tensor, Tensor):  # others are optional
-                    self._uniform.pop(tensor, None)
+            if self._uniform:
+                for tensor in leaves_of(list(written(func, args, kwargs))):
+                    if isinstance(tensor, Tensor):  # others are optional
+                        self._uniform.pop(tensor, None)
             return func(*args, **kwargs)
         if func not in TABLE.draws:
             raise CaptureError(

@@ -40,6 +40,7 @@ from onnx_ops.torch.tracing.batching import symbolic_batches
 from onnx_ops.torch.tracing.certainty import is_certain
 from onnx_ops.torch.tracing.frames import Line, is_called_by_layer, is_called_by_model, is_called_by_operator
 from onnx_ops.torch.tracing.immutable_types import replaced_method
+from onnx_ops.torch.tracing.importers import Importers
 from onnx_ops.torch.tracing.mathematics import symbolic_mathematics
 
 LARGEST = 2**48
@@ -290,11 +291,7 @@ def symbolic_sizes() -> Iterator[None]:
         stack.enter_context(replaced_method(torch.Size, "numel", _numel))
         stack.enter_context(symbolic_batches())
         stack.enter_context(symbolic_mathematics())
-        # Those too that have imported it; in its own module PyTorch looks up what it passes to __torch_function__.
-        for module in list(sys.modules.values()):
-            found = getattr(module, "__dict__", {}).get(ATTENTION)
-            if found is _scaled_dot_product_attention and module is not torch._C._nn:
-                stack.enter_context(mock.patch.dict(vars(module), {ATTENTION: _attention}))
+        stack.enter_context(_IMPORTERS.replaced({ATTENTION: _attention}))
         yield
 
 
@@ -337,6 +334,8 @@ _guard_bool = SymNode.guard_bool
 _debug_has_internal_overlap = torch._debug_has_internal_overlap
 _compute_slice_index = fake_impls._compute_slice_index
 _scaled_dot_product_attention = functional.scaled_dot_product_attention
+# In its own module PyTorch looks up what it passes to __torch_function__.
+_IMPORTERS = Importers({ATTENTION: _scaled_dot_product_attention}, torch._C._nn)
 
 
 def _length(container: Sized, /) -> Size:

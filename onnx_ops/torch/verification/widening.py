@@ -16,12 +16,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxscript import evaluator, opset18
 from torch._ops import OpOverload
 from torch.onnx._internal.exporter._building import OpRecorder
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from onnx_ops.graph.walk import all_nodes
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.tracing.effects import written
+from onnx_ops.torch.tracing.modes import OperatorMode
 
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 ROUNDING = (TensorProto.FLOAT, *NARROW)
@@ -36,7 +36,7 @@ WIDE = {
 """The dtypes that PyTorch replaces in `Float64Computation`."""
 
 
-class Float64Computation(TorchDispatchMode):
+class Float64Computation(OperatorMode):
     """A mode in which PyTorch computes in float64, whatever dtypes the code names and constants have."""
 
     def __enter__(self) -> Float64Computation:
