@@ -22,6 +22,8 @@ RECORDED = $(if $(RECORD),--record "make $@")
 unexport PYTHONDONTWRITEBYTECODE
 # A process that has no tests left takes over some of another: those of processes are long, and stand together.
 PARALLEL := -n auto --dist worksteal
+# Captures of whole programs, of code that branches on data and of dynamic sizes.
+PROGRAMS := tests/capture/programs
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32,
 # and no library, which has all.
 SMOKE := tests/cli $(patsubst %,tests/%.py,linking/test_schemas results/test_examples runtime/test_runtime runtime/test_sessions) --deselect tests/results/test_examples.py::test_every_dtype -k 'not -library]'
@@ -29,7 +31,7 @@ SMOKE := tests/cli $(patsubst %,tests/%.py,linking/test_schemas results/test_exa
 LARGE := ApplyAdamW Convolution ConvolutionBackward $(patsubst %,DepthwiseConv2DBackprop%,Filter Input) FlashAttentionScoreGrad
 WITHOUT_LARGE := $(patsubst %,--deselect 'tests/results/test_examples.py::test_example[%-kernel]',$(LARGE))
 
-.PHONY: demo help test lint types unit fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site wheel release-check clean
+.PHONY: demo help test lint types unit test-programs fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site wheel release-check clean
 
 demo: $(VENV)/ready ## five short trainings on real data, and a page of their pictures (the default target)
 	$(RUN) -m scripts.demo
@@ -37,7 +39,7 @@ demo: $(VENV)/ready ## five short trainings on real data, and a page of their pi
 help: ## this list; times are for two cores, once the environment is there and the kernels are compiled
 	@grep -E '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## /\1\t/' | expand -t 16
 
-test: lint types unit ## lint, types and unit: up to 11 minutes
+test: lint types unit ## lint, types and unit: up to 6 minutes
 
 lint: $(VENV)/ready ## ruff: seconds
 	$(RUN) -m ruff check .
@@ -46,8 +48,11 @@ lint: $(VENV)/ready ## ruff: seconds
 types: $(VENV)/ready ## mypy: half a minute
 	$(RUN) -m mypy
 
-unit: $(VENV)/ready ## the tests: up to 10 minutes, of which captures are a third where PyTorch is installed
-	$(RUN) -m pytest -q $(PARALLEL) $(RECORDED)
+unit: $(VENV)/ready ## the tests but for those of captured programs: up to 5 minutes
+	$(RUN) -m pytest -q $(PARALLEL) --ignore $(PROGRAMS) $(RECORDED)
+
+test-programs: $(VENV)/ready ## the tests of captured programs, which CI runs too: 2 minutes (needs onnx-ops[torch])
+	$(RUN) -m pytest -q $(PARALLEL) $(PROGRAMS)
 
 test-full: $(VENV)/ready ## the tests with all combinations of dtypes and attributes, where unit has every two of them
 	$(RUN) -m pytest -q $(PARALLEL) --full $(RECORDED)
@@ -83,7 +88,7 @@ beside-torch: $(VENV)/ready ## the trainings beside the same in PyTorch (needs o
 	$(RUN) -m scripts.trainings.beside_torch
 
 zoo: $(ZOO)/ready ## captures models of other packages, for docs/models.md, and runs docs/fine-tuning.md: two hours, or make zoo ONLY=timm (needs PyTorch in .venv)
-	$(ZOO)/bin/python -m pytest -q tests/capture/test_guide.py -k fine_tuning
+	$(ZOO)/bin/python -m pytest -q tests/capture/programs/test_guide.py -k fine_tuning
 	$(ZOO)/bin/python -m scripts.zoo --resume --jobs 2 $(if $(ONLY),--only $(ONLY))
 
 zoo-speed: $(ZOO)/ready ## speed and memory of some of them next to PyTorch's, for docs/models.md: 25 minutes on a quiet machine

@@ -65,7 +65,7 @@ DYNAMIC = (
     ),
     ("`F.ctc_loss`", "time, labels", ""),
 )
-"""Layers, their axes that may be dynamic, and limitations; tested by tests/capture/test_dynamic_axes.py."""
+"""Layers, their axes that may be dynamic, and limitations; tested by tests/capture/programs/test_dynamic_axes.py."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

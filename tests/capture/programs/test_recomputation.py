@@ -250,7 +250,7 @@ def test_optimizers_keep_the_recomputation_after_the_gradient(tmp_path: Path) ->
         assert sorted(depths) == list(range(2 * blocks)), level
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 PEAK = """
 import sys

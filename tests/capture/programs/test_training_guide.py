@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from onnx_ops.cli.app import app
 
-GUIDE = Path(__file__).parents[2] / "docs" / "training.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "training.md"
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
 
 

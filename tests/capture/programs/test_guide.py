@@ -13,7 +13,7 @@ import pytest
 
 from scripts.zoo import torchvision_operators
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 WITHOUT_TORCH = """
 import sys
