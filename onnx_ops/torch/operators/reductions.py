@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,13 +11,16 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.autograd.function import FunctionCtx
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.core.reduction import Reduction
 from onnx_ops.torch.base.nodes import Value, integers, is_standard, may_have, number, op
 from onnx_ops.torch.base.requirements import require_elements
+from onnx_ops.torch.base.second_derivatives import gradients_of
 from onnx_ops.torch.base.sizes import Size, may_be_empty, may_be_zero
 from onnx_ops.torch.base.table import decomposed_by_pytorch, decomposes, replaces, requires, translates
+from onnx_ops.torch.base.transforms import within_transforms
 from onnx_ops.torch.operators.recurrences import dtype_of_products, running_products
 
 aten = torch.ops.aten
@@ -287,10 +291,10 @@ def _prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype
         return rows.clone()
     if dim is None:
         rows, dim = rows.flatten(), 0
-    rows = rows.movedim(dim, -1)
-    if is_symbolic(rows.shape[-1]):
-        product = running_products(rows.movedim(-1, 0))[-1]
+    if is_symbolic(rows.shape[dim]):
+        product = _product(rows, dim)
         return product.unsqueeze(dim) if keepdim else product
+    rows = rows.movedim(dim, -1)
     size = int(rows.shape[-1])
     if size == 0:
         rows, size = rows.sum(-1, keepdim=True) + 1, 1
@@ -300,3 +304,41 @@ def _prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype
         rows = products if size % 2 == 0 else torch.cat([products, rows.narrow(-1, size - 1, 1)], -1)
         size -= half
     return rows.movedim(-1, dim) if keepdim else rows.squeeze(-1).clone()
+
+
+def _product(rows: Tensor, dim: int) -> Tensor:
+    """The product along an axis of dynamic size."""
+    if rows.is_complex() or within_transforms():
+        return _last_product(rows, dim)
+    if not rows.is_floating_point():
+        return aten.prod.dim_int(rows.long(), dim).to(rows.dtype)
+    found: Tensor = _Product.apply(rows, dim)
+    return found
+
+
+def _last_product(rows: Tensor, dim: int) -> Tensor:
+    """As `_product`, in operators that PyTorch differentiates any number of times."""
+    return running_products(rows.movedim(dim, 0))[-1]
+
+
+class _Product(torch.autograd.Function):
+    """Whose gradient, unlike PyTorch's own, does not branch on whether an element is 0."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, rows: Tensor, dim: int) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.dim = dim
+        return aten.prod.dim_int(rows.to(torch.float64), dim, True).squeeze(dim).to(rows.dtype)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, None]:
+        (rows,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            return gradients_of(functools.partial(_last_product, dim=ctx.dim), [rows], [grad])[0], None
+        wide = rows.to(torch.float64)
+        is_zero = wide == 0
+        zeros = is_zero.to(torch.float64)
+        # With respect to an element that is 0, if there is no other one, the product of the others.
+        others = aten.prod.dim_int(wide + zeros, ctx.dim, True) * (zeros.sum(ctx.dim, keepdim=True) == 1)
+        slopes = torch.where(is_zero, others, aten.prod.dim_int(wide, ctx.dim, True) / wide)
+        return (grad.unsqueeze(ctx.dim) * slopes).to(rows.dtype), None

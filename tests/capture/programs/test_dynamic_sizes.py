@@ -220,6 +220,19 @@ def test_running_products_and_extremes() -> None:
     compared_at(nn.Linear(3, 3), loss, [(4, 3), (1, 3), (9, 3)], Dim("N"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_products_of_any_number_of_factors(dtype: torch.dtype) -> None:
+    """None, one or two of them are 0; derivatives of both orders."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x) * (torch.arange(x.shape[0])[:, None] >= torch.arange(4) - 1)
+        scale = torch.where(torch.arange(x.shape[0])[:, None] % 2 == 0, 1e-25, 1e25)
+        (slope,) = torch.autograd.grad(y.prod(0).square().sum(), y, create_graph=True)
+        return (y[:, 2:].prod(0, keepdim=True) + (y[:, :2] * scale).prod(0)).sin().sum() + (slope * y.detach()).sum()
+
+    compared_at(nn.Linear(3, 4).to(dtype), loss, [(4, 3), (1, 3), (6, 3)], Dim("N"), dtype=dtype)
+
+
 def test_table_of_a_dynamic_number_of_rows() -> None:
     """As a graph network looks up the nodes of edges."""
 
