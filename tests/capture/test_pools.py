@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from captures import compared
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -93,3 +94,14 @@ def test_inference_asks_for_no_places() -> None:
     session = onnx_ops.InferenceSession(inference)
     (got,) = session.run(None, {"input": x.numpy()})
     np.testing.assert_allclose(got, network(x).detach().numpy(), rtol=0, atol=1e-6)
+
+
+def test_adaptive_pools_to_sizes_that_divide_no_axis() -> None:
+    """Of equal elements the first one has the index and the gradient."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        values, places = functional.adaptive_max_pool2d((2 * model(x)).relu(), (5, 4), return_indices=True)
+        return (values * (places + 1).sqrt()).square().sum()
+
+    torch.manual_seed(0)
+    compared(nn.Linear(6, 6), loss, [torch.randn(n, 2, 7, 6).round() for n in (2, 1)], {0: torch.export.Dim("N")})

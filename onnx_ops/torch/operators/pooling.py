@@ -27,6 +27,7 @@ from onnx_ops.torch.operators.reshaping import repeated
 
 aten = torch.ops.aten
 AVERAGE_POOLS = (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)
+MAX_POOLS: tuple[Callable[..., Any], ...] = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 
 
 def _steps(stride: Setting | None, kernel: list[int]) -> list[int]:
@@ -370,8 +371,7 @@ def _adaptive_max_pool(
         )
     kernel = _apart(input, after)
     if kernel is not None:
-        pool: Any = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[rank - 1]
-        return pool(input, kernel, kernel, return_indices=return_indices)
+        return MAX_POOLS[rank - 1](input, kernel, kernel, return_indices=return_indices)
 
     def numbers(of_rows: Tensor, axis: int) -> Tensor:
         return of_rows.reshape([-1] + [1] * (rank - 1 - axis))
@@ -380,26 +380,43 @@ def _adaptive_max_pool(
     values, indices = input, None
     for axis in reversed(range(rank)):
         size, count, along = before[axis], after[axis], axis - rank
-        here: Any
         if statically_known_true(count == size):
-            here, seen = numbers(torch.arange(size, device=input.device), axis).expand_as(values), indices
-        elif statically_known_true(count == 1):
-            values, here = values.max(along, keepdim=True)
-            seen = None if indices is None else indices.gather(along, here)
+            here = numbers(torch.arange(size, device=input.device), axis).expand_as(values)
+            seen = indices
         else:
-            first, end = _adaptive_windows(count, size)
-            width = _widest(count, size)
-            # A shorter window repeats its last element.
-            places = torch.minimum(first.unsqueeze(1) + torch.arange(width), end.unsqueeze(1) - 1).flatten()
-            values, chosen = values.index_select(along, places).unflatten(along, (count, width)).max(along)
-            here, seen = numbers(first, axis) + chosen, indices
-            if indices is not None:
-                windows = indices.index_select(along, places).unflatten(along, (count, width))
-                seen = windows.gather(along, chosen.unsqueeze(along)).squeeze(along)
+            values, here = _largest_of_windows(rank, values, along, count)
+            seen = None if indices is None else indices.gather(along, here)
         here = here * math.prod(before[axis + 1 :])
         indices = here if seen is None else here + seen
     assert indices is not None
     return (values, indices) if return_indices else values
+
+
+def _largest_of_windows(rank: int, x: Tensor, along: int, count: Size) -> tuple[Tensor, Tensor]:
+    """An adaptive max pool along one axis of space, and the places of the maxima on it.
+
+    Args:
+        rank: the number of axes of space.
+        x: the images.
+        along: the axis, which is negative.
+        count: the number of windows.
+    """
+    size = x.shape[along]
+    if statically_known_true(count == 1):
+        return x.max(along, keepdim=True)
+    first, end = _adaptive_windows(count, size)
+    width = _widest(count, size)
+    # A shorter window repeats its last element.
+    places = torch.minimum(first.unsqueeze(1) + torch.arange(width), end.unsqueeze(1) - 1)
+    is_dynamic = is_symbolic(size) or is_symbolic(count)
+    windows = x.index_select(along, places.flatten()) if is_dynamic or size % count else x
+    if is_dynamic:
+        values, chosen = windows.unflatten(along, (count, width)).max(along)
+        return values, first.reshape([-1] + [1] * (-1 - along)) + chosen
+    kernel = [width if axis == along else 1 for axis in range(-rank, 0)]
+    values, chosen = MAX_POOLS[rank - 1](windows, kernel, kernel, return_indices=True)
+    trailing = math.prod(windows.shape[along:][1:])
+    return values, places.flatten()[chosen // trailing % (count * width)]
 
 
 for _rank, _average, _adaptive_average, _adaptive_max in (
