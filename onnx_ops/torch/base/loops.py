@@ -1,4 +1,4 @@
-"""Loop and Scan nodes, whose bodies are written by functions."""
+"""Loop, Scan and If nodes, whose bodies are written by functions."""
 
 from __future__ import annotations
 
@@ -107,3 +107,28 @@ def scan(
     evaluator.default().nodes.append(node)
     ends, stacks = node.outputs[: len(states)], node.outputs[len(states) :]
     return [*(op.Unsqueeze(end, integers([0])) for end in ends), *stacks]
+
+
+def branch(
+    name: str,
+    condition: ir.Value,
+    if_true: Callable[[], Sequence[ir.Value]],
+    if_false: Callable[[], Sequence[ir.Value]],
+) -> Sequence[ir.Value]:
+    """An If.
+
+    Args:
+        name: of the branches, which no others have.
+        condition: () bool.
+        if_true: writes the nodes of a branch, from values of the graph around it.
+        if_false: writes those of the other one, with as many results.
+    """
+    branches = body(f"{name}_if", [], if_true), body(f"{name}_else", [], if_false)
+    node = ir.node(
+        "If",
+        [condition],
+        {"then_branch": branches[0], "else_branch": branches[1]},
+        num_outputs=len(branches[0].outputs),
+    )
+    evaluator.default().nodes.append(node)
+    return node.outputs

@@ -409,6 +409,27 @@ def test_distances_between_any_number_of_rows() -> None:
     )
 
 
+def test_distances_that_are_0() -> None:
+    """Of batches with one set of rows."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x) * torch.arange(1.0, 3)[:, None, None]
+        return torch.cdist(y, y[:1, 1:].detach()).sin().sum()
+
+    compared_at(nn.Linear(4, 4), loss, [(6, 4), (2, 4), (25, 4)], Dim("N", min=2))
+
+
+def test_second_derivatives_of_distances() -> None:
+    """PyTorch has them for more than 25 rows."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        (slope,) = torch.autograd.grad(torch.cdist(y, x[1:] + 1).sin().sum(), y, create_graph=True)
+        return slope.square().sum()
+
+    compared_at(nn.Linear(4, 4).double(), loss, [(30, 4), (27, 4)], Dim("N", min=3), dtype=torch.float64)
+
+
 def test_medians_and_quantiles_of_any_number_of_rows() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         y = model(x)
