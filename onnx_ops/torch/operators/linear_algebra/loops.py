@@ -87,13 +87,13 @@ def _first(matrix: Value, size: Value, *axes: int) -> Value:
 
 
 def _from_columns(stack: Value, rank: int) -> Value:
-    """A matrix (..., n, b) of a stack of columns (b, ..., n)."""
-    return op.Transpose(stack, perm=[*range(1, rank), 0])
+    """A matrix (..., n, b) of a stack of columns (b, ..., n, 1)."""
+    return op.Transpose(op.Squeeze(stack, integers([-1])), perm=[*range(1, rank), 0])
 
 
 def _from_rows(stack: Value, rank: int) -> Value:
-    """A matrix (..., b, n) of a stack of rows (b, ..., n)."""
-    return op.Transpose(stack, perm=[*range(1, rank - 1), 0, rank - 1])
+    """A matrix (..., b, n) of a stack of rows (b, ..., 1, n)."""
+    return op.Transpose(op.Squeeze(stack, integers([-2])), perm=[*range(1, rank - 1), 0, rank - 1])
 
 
 def _joined(stack: Value, rank: int, axis: int) -> Value:
@@ -107,6 +107,10 @@ def _joined(stack: Value, rank: int, axis: int) -> Value:
     leading = op.Shape(blocks, start=0, end=place)
     last = op.Shape(blocks, start=rank)
     return op.Reshape(blocks, op.Concat(leading, integers([-1]), last, axis=0))
+
+
+def _transposed(matrix: Value, rank: int) -> Value:
+    return op.Transpose(matrix, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
 def _column(vector: Value) -> Value:
@@ -131,16 +135,14 @@ def _cholesky_columns(name: str, columns: Value, start: Value, count: Value, lik
         like: has dtype and rank of the matrix.
     """
     rank = len(like.shape)
-    rows = _places(op.Shape(columns, start=rank - 2, end=rank - 1))
     end = op.Add(start, count)
 
     def step(j: Value, rest: Value) -> tuple[Value, ...]:
-        place = op.Add(start, j)
-        own = op.Gather(rest, j, axis=-1)
-        root = op.Sqrt(op.Gather(own, place, axis=-1))
-        found = op.Where(op.GreaterOrEqual(rows, place), op.Div(own, root), number(0.0, like))
-        across = _part(found, start, end, -1)
-        return op.Sub(rest, op.Mul(_column(found), _row(across))), found
+        own = op.Gather(rest, _vector(j), axis=-1)
+        root = op.Sqrt(op.Gather(own, op.Add(start, _vector(j)), axis=-2))
+        # Elements above the diagonal are not read, nor are those in their rows.
+        found = op.Div(own, root)
+        return op.Sub(rest, op.Mul(found, _transposed(_part(found, start, end, -2), rank))), found
 
     _, stack = loop(name, _scalar(count), [(columns, like.dtype)], step, 1)
     return _from_columns(stack, rank)
@@ -150,17 +152,16 @@ def _cholesky_nodes(self: Value) -> Value:
     name, rank = f"{self.name}_cholesky", len(self.shape)
     size = _size(self)
     if _is_one_block(self):
-        return _cholesky_columns(name, self, integers([0]), size, self)
+        return op.Trilu(_cholesky_columns(name, self, integers([0]), size, self), upper=0)
 
     def block(k: Value, rest: Value) -> tuple[Value, ...]:
         start = _vector(op.Mul(k, integer(BLOCK)))
         columns = _part(rest, start, op.Add(start, integers([BLOCK])), -1)
         found = _cholesky_columns(f"{name}_block", columns, start, integers([BLOCK]), self)
-        others = op.Transpose(found, perm=[*range(rank - 2), rank - 1, rank - 2])
-        return op.Sub(rest, op.MatMul(found, others)), found
+        return op.Sub(rest, op.MatMul(found, _transposed(found, rank))), found
 
     _, stack = loop(name, _blocks(size), [(_bordered(self), self.dtype)], block, 1)
-    return _first(_joined(stack, rank, -1), size, -2, -1)
+    return op.Trilu(_first(_joined(stack, rank, -1), size, -2, -1), upper=0)
 
 
 @custom_operator(_cholesky_nodes, lambda self: self.new_empty(self.shape))
@@ -174,6 +175,10 @@ def cholesky_factor(self: Tensor) -> Tensor:
 
 
 # --- LU ---------------------------------------------------------------------------------------------------------------
+
+
+ORDER = "onnx_ops.row_order"
+"""Key of the metadata of pivots: the rows that they bring to each place, which the elimination has found too."""
 
 
 def _swapped(places: Value, one: Value, other: Value) -> Value:
@@ -200,36 +205,47 @@ def _lu_columns(name: str, columns: Value, start: Value, count: Value, like: Val
         The columns; (..., N) the order of their rows; (count, ..., 1) the row that each diagonal element comes from.
     """
     rank, zero = len(like.shape), number(0.0, like)
-    rows = _places(op.Shape(columns, start=rank - 2, end=rank - 1))
-    across = _places(count)
+    rows = _column(_places(op.Shape(columns, start=rank - 2, end=rank - 1)))
+    # Beside the columns of the matrix are those of the lower factor.
+    both = op.Mul(count, integers([2]))
+    across = _places(both)
+    is_given = op.Less(across, count)
+    added = op.Concat(integers([0] * (2 * rank - 1)), count, axis=0)
+    negative = op.Where(op.Equal(op.Sub(across, count), _column(_places(count))), number(-1.0, like), zero)
 
     def step(j: Value, rest: Value, order: Value) -> tuple[Value, ...]:
-        place = op.Add(start, j)
-        below = op.Greater(rows, place)
-        own = op.Gather(rest, j, axis=-1)
+        own_place = _vector(j)
+        place = op.Add(start, own_place)
+        own = op.Gather(rest, own_place, axis=-1)
         size = op.Where(op.IsNaN(own), number(np.inf, like), op.Abs(own))  # ArgMax ignores NaN
-        pivot = op.ArgMax(op.Where(op.Less(rows, place), number(-1.0, like), size), axis=-1, keepdims=1)
+        pivot = op.ArgMax(op.Where(op.Less(rows, place), number(-1.0, like), size), axis=-2, keepdims=1)
         swapped = _swapped(rows, place, pivot)
-        rest, order = _taken(rest, swapped), op.GatherElements(order, swapped, axis=-1)
-        own, top = op.Gather(rest, j, axis=-1), op.Gather(rest, place, axis=-2)
-        diagonal = op.Gather(own, place, axis=-1)
+        rest, order = (op.GatherND(each, swapped, batch_dims=rank - 2) for each in (rest, order))
+        own, top = op.Gather(rest, own_place, axis=-1), op.Gather(rest, place, axis=-2)
+        divisor = op.Gather(top, own_place, axis=-1)
         # Below a pivot of 0 there are zeros only.
-        divisor = op.Where(op.Equal(diagonal, zero), number(1.0, like), diagonal)
-        factors = op.Where(below, op.Div(own, divisor), zero)
-        eliminated = op.Sub(rest, op.Mul(_column(factors), op.Where(op.Greater(across, j), top, zero)))
-        kept = op.Where(below, factors, own)
-        return op.Where(op.Equal(across, j), _column(kept), eliminated), order, pivot
+        divisor = op.Where(op.Equal(divisor, zero), number(1.0, like), divisor)
+        factors = op.Where(op.Greater(rows, place), op.Div(own, divisor), zero)
+        eliminated = op.Where(is_given, top, op.Gather(negative, own_place, axis=0))
+        return op.Sub(rest, op.Mul(factors, eliminated)), order, pivot
 
-    order = op.Expand(rows, op.Shape(columns, end=rank - 1))
-    return tuple(loop(name, _scalar(count), [(columns, like.dtype), (order, INT64)], step, 1))
+    order = op.Expand(rows, op.Concat(op.Shape(columns, end=rank - 1), integers([1]), axis=0))
+    states = [(op.Pad(columns, added), like.dtype), (order, INT64)]
+    found, order, pivots = loop(name, _scalar(count), states, step, 1)
+    upper, lower = _first(found, count, -1), _part(found, count, both, -1)
+    first = _scalar(op.Neg(start))
+    lower, upper = op.Trilu(lower, op.Sub(first, integer(1)), upper=0), op.Trilu(upper, first, upper=1)
+    return op.Add(lower, upper), op.Squeeze(order, integers([-1])), op.Squeeze(pivots, integers([-1]))
 
 
 def _lu_nodes(self: Value) -> tuple[Value, Value]:
     name, rank = f"{self.name}_lu", len(self.shape)
     size = _size(self)
     if _is_one_block(self):
-        found, _, pivots = _lu_columns(name, self, integers([0]), size, self)
-        return found, _numbered(pivots, rank)
+        found, order, pivots = _lu_columns(name, self, integers([0]), size, self)
+        numbered = _numbered(pivots, rank)
+        numbered.meta[ORDER] = order
+        return found, numbered
     missing = _missing(size)
 
     def block(k: Value, rest: Value) -> tuple[Value, ...]:
@@ -268,6 +284,8 @@ def lu_factors(self: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _order_nodes(pivots: Value, count: int | Value) -> Value:
+    if ORDER in pivots.meta:
+        return op.Identity(pivots.meta[ORDER])
     rank = len(pivots.shape)
     rows = _places(Extent.given([count]).value)
     order = op.Expand(rows, op.Concat(op.Shape(pivots, end=rank - 1), Extent.given([count]).value, axis=0))
@@ -301,10 +319,11 @@ def _rows(name: str, matrix: Value, given: Value, count: Value, unit: bool, like
     rank = len(like.shape)
 
     def step(j: Value, rest: Value) -> tuple[Value, ...]:
-        own, below = op.Gather(rest, j, axis=-2), op.Gather(matrix, j, axis=-1)
-        found = own if unit else op.Div(own, op.Gather(below, _vector(j), axis=-1))
+        place = _vector(j)
+        own, below = op.Gather(rest, place, axis=-2), op.Gather(matrix, place, axis=-1)
+        found = own if unit else op.Div(own, op.Gather(below, place, axis=-2))
         # Rows up to this one are not read again.
-        return op.Sub(rest, op.Mul(_column(below), _row(found))), found
+        return op.Sub(rest, op.Mul(below, found)), found
 
     _, stack = loop(name, _scalar(count), [(given, like.dtype)], step, 1)
     return _from_rows(stack, rank)

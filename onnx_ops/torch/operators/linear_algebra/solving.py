@@ -100,6 +100,8 @@ def _factorized(matrix: Tensor) -> Tensors:
     least, most = torch.sym_min(rows, columns), torch.sym_max(rows, columns)
     if is_empty(matrix):
         return matrix.new_zeros(matrix.shape), matrix.new_zeros((*matrix.shape[:-2], least), dtype=torch.int32)
+    if statically_known_true(rows == columns):
+        return lu_factors(matrix)
     factors, pivots = lu_factors(torch.nn.functional.pad(matrix, (0, most - columns, 0, most - rows)))
     return factors[..., :rows, :columns], pivots[..., :least]
 
