@@ -93,15 +93,17 @@ def test_values(dtype: torch.dtype) -> None:
     capture = gradients(nn.Linear(1, 1).to(dtype), loss, (given,), check=False)
     session = onnx_ops.InferenceSession(capture.model)
     names = [f"out.{name}" for name in FUNCTIONS]
-    feeds = {f"x.{name}": tensor.numpy() for name, tensor in given.items()}
-    found = dict(zip(FUNCTIONS, session.run(names, capture.state | feeds), strict=True))
     # Float32 results are rounded float64 ones. In float64 each has up to five roundings, and so has PyTorch's.
     eps = 2.0**-24 if dtype is torch.float32 else 2.0**-50
-    for name, (function, _) in FUNCTIONS.items():
-        wanted = function(given[name].double()).to(dtype).numpy()
-        # At zeros of lgamma and digamma an absolute error is allowed.
-        tolerance = max(2 * eps, LOOSE.get(name, 0.0))
-        np.testing.assert_allclose(found[name], wanted, rtol=tolerance, atol=4 * eps, err_msg=name)
+    central = {name: value.abs().clamp(max=0.9) for name, value in given.items()}  # some terms are not computed
+    for x in (given, central):
+        feeds = {f"x.{name}": tensor.numpy() for name, tensor in x.items()}
+        found = dict(zip(FUNCTIONS, session.run(names, capture.state | feeds), strict=True))
+        for name, (function, _) in FUNCTIONS.items():
+            wanted = function(x[name].double()).to(dtype).numpy()
+            # At zeros of lgamma and digamma an absolute error is allowed.
+            tolerance = max(2 * eps, LOOSE.get(name, 0.0))
+            np.testing.assert_allclose(found[name], wanted, rtol=tolerance, atol=4 * eps, err_msg=name)
 
 
 def test_slopes_of_sinc_near_0() -> None:

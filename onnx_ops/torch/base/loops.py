@@ -132,3 +132,8 @@ def branch(
     )
     evaluator.default().nodes.append(node)
     return node.outputs
+
+
+def any_of(condition: ir.Value) -> ir.Value:
+    """() bool, whether an element is true; of none it is false."""
+    return op.Cast(op.ReduceMax(op.Cast(condition, to=ir.DataType.UINT8), keepdims=0), to=ir.DataType.BOOL)

@@ -11,6 +11,7 @@ import torch
 
 from onnx_ops.torch.base.nodes import Value, double, op
 from onnx_ops.torch.base.table import computes_float64, translates
+from onnx_ops.torch.operators.polynomials import horner
 
 aten = torch.ops.aten
 
@@ -123,9 +124,36 @@ def erf_of_doubles(x: Value) -> Value:
     return op.Mul(op.Sign(x), positive)
 
 
+SHORT = (
+    0.564094064210062,
+    1.6989316551090337,
+    4.60984542151453,
+    15.822613561554036,
+    -2.705878344926004,
+    306.6562837564394,
+    -1009.9390516571094,
+    3616.4654184863775,
+    -5880.215909888077,
+    3362.0116294129134,
+)
+"""A polynomial in t = 1 / (3 + x) that is equal to exp(x**2) * erfc(x) / t at Chebyshev nodes, and else within 6e-9 of
+it, relatively, for x from 0 to 10.3, where erfc is 0 in float32."""
+
+
 @translates(aten.erfc.default, aten.special_erfc.default)
-@_in_float64
 def _erfc(x: Value) -> Value:
+    return _erfc_of_doubles(x) if x.dtype == ir.DataType.DOUBLE else _short_erfc(x)
+
+
+@_in_float64
+def _short_erfc(x: Value) -> Value:
+    """Of float32 numbers, whose squares are exact."""
+    t = op.Reciprocal(op.Add(op.Abs(x), double(3.0)))
+    found = op.Mul(op.Mul(horner(t, SHORT), t), op.Exp(op.Neg(op.Mul(x, x))))
+    return op.Where(op.Less(x, double(0.0)), op.Sub(double(2.0), found), found)
+
+
+def _erfc_of_doubles(x: Value) -> Value:
     """Without the cancellation of 1 - erf(x)."""
     small, inner, rest = _erf_parts(x)
     rest = op.Where(op.Less(x, double(0.0)), op.Sub(double(2.0), rest), rest)

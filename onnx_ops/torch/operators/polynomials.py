@@ -13,14 +13,15 @@ from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.nodes import Value, double, op
 
 
-def _nodes(self: Value, coefficients: Sequence[float]) -> Value:
+def horner(self: Value, coefficients: Sequence[float]) -> Value:
+    """The nodes of `polynomial`."""
     *rest, found = map(double, coefficients)
     for coefficient in reversed(rest):
         found = op.Add(op.Mul(found, self), coefficient)
     return found
 
 
-@custom_operator(_nodes, lambda self, coefficients: torch.empty_like(self))
+@custom_operator(horner, lambda self, coefficients: torch.empty_like(self))
 def polynomial(self: Tensor, coefficients: list[float]) -> Tensor:
     """A polynomial of float64 numbers by Horner's rule; the first coefficient is the constant term."""
     found = torch.full_like(self, coefficients[-1])
