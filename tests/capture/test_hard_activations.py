@@ -1,9 +1,10 @@
-"""Hardtanh, ReLU6, hardsigmoid and hardswish in captured graphs."""
+"""Hardtanh, ReLU6, hardsigmoid, hardswish and exponential linear units in captured graphs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -73,3 +74,29 @@ def test_gradients_of_gradients() -> None:
         return y + gradient.square().sum()
 
     gradients(nn.Linear(4, 4), loss, (torch.randn(3, 4, requires_grad=True),))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_exponential_linear_units(dtype: torch.dtype) -> None:
+    functions = functional.elu, partial(functional.elu, alpha=0.3), functional.selu, partial(functional.celu, alpha=1.3)
+
+    def loss(network: nn.Linear, x: Tensor) -> dict[str, Tensor]:
+        values = [function(network.weight * x) for function in functions]
+        total = sum((torch.where(value.isfinite(), value, 0.0).sin().sum() for value in values), torch.zeros(()))
+        return {"loss": total} | {f"value{i}": value for i, value in enumerate(values)}
+
+    x = torch.tensor(
+        [[-math.inf, -90.0, -3.0, -0.4, -1e-3, -0.0, 0.0, 1e-3, 2.0, 90.0, math.inf, math.nan]], dtype=dtype
+    )
+    network = nn.Linear(x.shape[1], 1, bias=False).to(dtype)
+    nn.init.ones_(network.weight)
+    model = gradients(network, loss, (x,), check=False).model
+    outputs = loss(network, x)
+    outputs["loss"].backward()
+    assert network.weight.grad is not None
+    wanted = [tensor.detach() for tensor in outputs.values()] + [network.weight.grad]
+    session = onnx_ops.InferenceSession(model)
+    got = session.run([*outputs, "grad.weight"], {"x": x.numpy(), "weight": network.weight.detach().numpy()})
+    eps = torch.finfo(dtype).eps
+    for array, tensor in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(array, tensor.numpy(), rtol=4 * eps, atol=4 * eps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -21,9 +22,6 @@ aten = torch.ops.aten
 decomposed_by_pytorch(
     aten._prelu_kernel.default,
     aten._prelu_kernel_backward.default,
-    aten.celu.default,
-    aten.elu.default,
-    aten.elu_backward.default,
     aten.gelu.default,
     aten.hardsigmoid.default,
     aten.hardswish.default,
@@ -77,6 +75,49 @@ def _log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
 def _log_sigmoid_backward(grad_output: Tensor, self: Tensor, buffer: Tensor) -> Tensor:
     """By 1 - sigmoid(x), from the exponential of the forward pass, which the buffer of a CPU holds."""
     return grad_output * (torch.where(self < 0, 1.0, buffer) / (buffer + 1))
+
+
+def _of_negative(x: Tensor, scale: float) -> Tensor:
+    """exp(scale * min(x, 0)), for a function and its gradient."""
+    return aten.exp(_times(aten.clamp_max(x, 0), scale))
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else x * factor
+
+
+@decomposes(aten.elu.default)
+def _elu(self: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    """Also selu; in half the time that onnxruntime's Elu takes."""
+    if self.dtype is torch.float64:
+        return _elu_of_doubles(self, alpha, scale, input_scale)
+    if self.dtype is not torch.float32:
+        return NotImplemented
+    negative = _times(_of_negative(self, input_scale) - 1, alpha * scale)
+    return _times(aten.relu(self), scale) + negative
+
+
+@decomposes(aten.celu.default)
+def _celu(self: Tensor, alpha: float = 1.0) -> Any:
+    if self.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    return _elu(self, alpha, 1.0, 1 / alpha)
+
+
+@decomposes(aten.elu_backward.default)
+def _elu_backward(
+    grad_output: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, self_or_result: Tensor
+) -> Any:
+    if self_or_result.dtype is torch.float64:
+        return _elu_backward_of_doubles(grad_output, alpha, scale, input_scale, is_result, self_or_result)
+    if is_result or self_or_result.dtype is not torch.float32:
+        return NotImplemented
+    slope = _times(_of_negative(self_or_result, input_scale), alpha * scale * input_scale)
+    return grad_output * torch.where(self_or_result <= 0, slope, scale)
+
+
+_elu_of_doubles = torch._decomp.decomposition_table[aten.elu.default]
+_elu_backward_of_doubles = torch._decomp.decomposition_table[aten.elu_backward.default]
 
 
 def _activation(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
