@@ -48,6 +48,8 @@ def bessel(order: int, x: Tensor) -> Tensor:
     return (order * angle - x.double()[:, None] * angle.sin()).cos().mean(1)
 
 
+RAMP = [-90.0, -17.0, -3.0, -0.3, -1e-4, 0.0, 1e-4, 0.3, 3.0, 16.0, 90.0, math.inf, -math.inf, math.nan]
+
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], list[float]]] = {
     "lgamma": (torch.lgamma, [*GRID, *EDGES, -math.inf]),
     "digamma": (torch.digamma, [*GRID, *EDGES]),
@@ -74,6 +76,9 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], list[float]]] = {
         [0.0, 1e-9, -3.0, 3.8317059702075125, 19.99, 20.0, -60.0, 1e3, math.nan],
     ),
     "spherical_bessel_j0": (special.spherical_bessel_j0, [0.0, 1e-9, -3.0, 0.4, 20.0, 1e3, math.inf, math.nan]),
+    "softplus": (nn.functional.softplus, RAMP),
+    "logsigmoid": (nn.functional.logsigmoid, RAMP),
+    "logaddexp": (lambda x: torch.logaddexp(x, 0.3 * x), RAMP),
     "log_ndtr": (special.log_ndtr, [-1e5, -40.0, -3.0, -0.3, 0.0, 0.3, 3.0, 9.0, math.inf]),
 }
 

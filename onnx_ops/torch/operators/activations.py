@@ -14,6 +14,7 @@ from torch import Tensor
 
 from onnx_ops.torch.base.nodes import Value, aclnn, double, number, op
 from onnx_ops.torch.base.table import computes_float64, decomposed_by_pytorch, decomposes, replaces, translates
+from onnx_ops.torch.operators.elementary import log1p_of_fraction, log1p_of_fraction_nodes
 from onnx_ops.torch.operators.error_function import erf_of_doubles
 
 aten = torch.ops.aten
@@ -47,16 +48,9 @@ LINEAR = 17.0
 
 @translates(aten.softplus.default)
 def _softplus(self: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
-    """max(x, 0) + log1p(exp(-abs(x))), in a third of the time that onnxruntime's Softplus takes.
-
-    log1p(e) is log(u) + (e - (u - 1)) / u for u = 1 + e, as the error of u is that small.
-    """
-    one = number(1.0, self)
+    """max(x, 0) + log1p(exp(-abs(x))), in a third of the time that onnxruntime's Softplus takes."""
     x = self if beta == 1 else op.Mul(self, number(float(beta), self))
-    power = op.Exp(op.Neg(op.Abs(x)))
-    more = op.Add(power, one)
-    lost = op.Div(op.Sub(power, op.Sub(more, one)), more)
-    result = op.Add(op.Relu(x), op.Add(op.Log(more), lost))
+    result = op.Add(op.Relu(x), log1p_of_fraction_nodes(op.Exp(op.Neg(op.Abs(x))), self))
     if beta != 1:
         result = op.Div(result, number(float(beta), self))
     return result if threshold >= LINEAR else op.Where(op.Greater(x, number(float(threshold), self)), self, result)
@@ -64,11 +58,9 @@ def _softplus(self: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
 
 @decomposes(aten.log_sigmoid_forward.default)
 def _log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
-    """min(x, 0) - log1p(exp(-abs(x))), with the logarithm of `_softplus`, and the exponential for the backward pass."""
+    """min(x, 0) - log1p(exp(-abs(x))), and the exponential for the backward pass."""
     power = aten.exp(-aten.abs(self))
-    more = power + 1
-    lost = (power - (more - 1)) / more
-    return aten.clamp_max(self, 0) - (aten.log(more) + lost), power
+    return aten.clamp_max(self, 0) - log1p_of_fraction(power), power
 
 
 @decomposes(aten.log_sigmoid_backward.default)

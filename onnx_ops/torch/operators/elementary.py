@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.nodes import Value, number, op
 from onnx_ops.torch.base.table import decomposes, replaces, translates
 
@@ -110,6 +111,29 @@ def log1p(x: Value, one: Value) -> Value:
     return op.Where(op.Equal(kept, x), found, corrected)
 
 
+ATANH = (2.000000007681759, 0.6666632164137777, 0.40024595230703747, 0.27965157745197267, 0.2815777836308910)
+"""A polynomial in s * s that is equal to log((1 + s) / (1 - s)) / s at Chebyshev nodes, and else within 4e-9 of it,
+relatively, for s up to 1/3."""
+
+
+def log1p_of_fraction_nodes(power: Value, like: Value) -> Value:
+    """log(1 + power) of numbers from 0 to 1, in float32 in half the time of a logarithm."""
+    if like.dtype == ir.DataType.DOUBLE:
+        return log1p(power, number(1.0, like))
+    ratio = op.Div(power, op.Add(power, number(2.0, like)))
+    square = op.Mul(ratio, ratio)
+    *rest, found = (number(coefficient, like) for coefficient in ATANH)
+    for coefficient in reversed(rest):
+        found = op.Add(op.Mul(found, square), coefficient)
+    return op.Mul(found, ratio)
+
+
+@custom_operator(lambda power: log1p_of_fraction_nodes(power, power), torch.empty_like)
+def log1p_of_fraction(power: Tensor) -> Tensor:
+    """log(1 + power) of numbers from 0 to 1."""
+    return power.log1p()
+
+
 @translates(aten.expm1.default)
 def _expm1(x: Value) -> Value:
     """exp(x) - 1, or near 0, where the difference has few digits, in float32 2 t / (1 - t) for t = tanh(x / 2)."""
@@ -129,13 +153,13 @@ def _expm1(x: Value) -> Value:
 def _logaddexp(self: Tensor, other: Tensor) -> Tensor:
     """log1p keeps the digits of the smaller one, that the sum of exponentials would lose."""
     larger = torch.maximum(self, other)
-    return torch.where(self == other, larger + math.log(2), larger + (-(self - other).abs()).exp().log1p())
+    return torch.where(self == other, larger + math.log(2), larger + log1p_of_fraction((-(self - other).abs()).exp()))
 
 
 @decomposes(aten.logaddexp2.default)
 def _logaddexp2(self: Tensor, other: Tensor) -> Tensor:
     larger = torch.maximum(self, other)
-    more = (-(self - other).abs()).exp2().log1p() / math.log(2)
+    more = log1p_of_fraction((-(self - other).abs()).exp2()) / math.log(2)
     return torch.where(self == other, larger + 1, larger + more)
 
 
