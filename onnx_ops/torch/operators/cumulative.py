@@ -33,6 +33,8 @@ def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Te
 def _running(name: str, kind: type[tuple[Tensor, ...]]) -> Callable[..., Any]:
     """cummax or cummin; of equal elements the index is that of the last, as in PyTorch."""
 
+    larger = torch.maximum if name == "amax" else torch.minimum
+
     def places_of_few(values: Tensor) -> Tensor:
         """For each place of the last axis that of the extreme up to it, by comparisons of all pairs."""
         order = torch.arange(values.shape[-1], device=values.device)
@@ -44,19 +46,28 @@ def _running(name: str, kind: type[tuple[Tensor, ...]]) -> Callable[..., Any]:
             chosen |= best.isnan() & known.isnan()
         return torch.where(chosen & seen, order, -1).amax(-1)
 
+    def places_by_doubling(values: Tensor) -> Tensor:
+        """As `places_of_few`, of an axis of known size: the last place up to which the extreme is that of its own."""
+        best = _doubled(values, larger, _extreme(values.dtype, least=name == "amax"))
+        chosen = values == best
+        if values.dtype.is_floating_point:
+            chosen |= values.isnan()
+        order = torch.arange(values.shape[-1], device=values.device)
+        return _doubled(torch.where(chosen, order, 0), torch.maximum, 0)
+
     def is_beyond(one: Tensor, other: Tensor) -> Tensor:
         beyond = one > other if name == "amax" else one < other
         return beyond | (one.isnan() & ~other.isnan()) if one.dtype.is_floating_point else beyond
 
     def places(values: Tensor) -> Tensor:
-        if not _has_blocks(values):
-            return places_of_few(values)
+        if not is_symbolic(values.shape[-1]):
+            return places_by_doubling(values)
         length, blocks = values.shape[-1], _in_blocks(values, _extreme(values.dtype, least=name == "amax"))
-        own = places_of_few(blocks)
+        own = places_by_doubling(blocks)
         last = own[..., -1]
         ends = blocks.gather(-1, last.unsqueeze(-1)).squeeze(-1)
         number = torch.arange(ends.shape[-1], device=values.device)
-        before = _shifted(_of_blocks(places, places_of_few)(ends), 0)
+        before = _shifted(places_of_few(ends), 0)
         takes = is_beyond(ends.gather(-1, before).unsqueeze(-1), blocks.gather(-1, own))
         takes &= (number > 0).unsqueeze(-1)
         earlier = before * BLOCK + last.gather(-1, before)
@@ -71,6 +82,15 @@ def _running(name: str, kind: type[tuple[Tensor, ...]]) -> Callable[..., Any]:
         return kind((rows.gather(-1, indices).movedim(-1, dim), indices.movedim(-1, dim)))
 
     return running
+
+
+def _doubled(values: Tensor, combine: Callable[[Tensor, Tensor], Tensor], filler: float) -> Tensor:
+    """The elements up to each place of the last axis, combined; each round doubles their number."""
+    step = 1
+    while step < values.shape[-1]:
+        values = combine(values, torch.constant_pad_nd(values, [step, -step], filler))
+        step *= 2
+    return values
 
 
 def _extreme(dtype: torch.dtype, *, least: bool) -> float:

@@ -118,6 +118,8 @@ def test_running_extremes() -> None:
         far = (1 << 24) + x.argsort(0)
         values, indices = far.cummax(0)
         counted = (values - (1 << 24) + indices + torch.cummin(-far, 0).indices) * (x > 0).cummax(0).values
+        ties = x.repeat(1, 5).round()
+        counted = counted + (ties.cummax(1).indices - ties.cummin(1).indices)[:, -8:]
         return (y * counted).mean() + y.cummax(1).values.square().mean() + y.cummin(0)[0].sum()
 
     compared_at(nn.Linear(8, 8), loss, [(6, 8), (2, 8), (12, 8)], Dim("N"))
