@@ -69,24 +69,20 @@ def _log_sigmoid_backward(grad_output: Tensor, self: Tensor, buffer: Tensor) -> 
     return grad_output * (torch.where(self < 0, 1.0, buffer) / (buffer + 1))
 
 
-def _of_negative(x: Tensor, scale: float) -> Tensor:
-    """exp(scale * min(x, 0)), for a function and its gradient."""
-    return aten.exp(_times(aten.clamp_max(x, 0), scale))
-
-
 def _times(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else x * factor
 
 
 @decomposes(aten.elu.default)
 def _elu(self: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
-    """Also selu; in half the time that onnxruntime's Elu takes."""
+    """Also selu; onnxruntime's Elu takes twice as long, and loses the digits of small results."""
     if self.dtype is torch.float64:
         return _elu_of_doubles(self, alpha, scale, input_scale)
     if self.dtype is not torch.float32:
         return NotImplemented
-    negative = _times(_of_negative(self, input_scale) - 1, alpha * scale)
-    return _times(aten.relu(self), scale) + negative
+    # expm1(x) is 2 t / (1 - t) for t = tanh(x / 2); near 0, exp(x) - 1 has few digits.
+    tangent = aten.tanh(aten.clamp_max(self, 0) * (input_scale / 2))
+    return _times(aten.relu(self), scale) + _times(tangent, 2 * alpha * scale) / (1 - tangent)
 
 
 @decomposes(aten.celu.default)
@@ -104,7 +100,8 @@ def _elu_backward(
         return _elu_backward_of_doubles(grad_output, alpha, scale, input_scale, is_result, self_or_result)
     if is_result or self_or_result.dtype is not torch.float32:
         return NotImplemented
-    slope = _times(_of_negative(self_or_result, input_scale), alpha * scale * input_scale)
+    power = aten.exp(_times(aten.clamp_max(self_or_result, 0), input_scale))
+    slope = _times(power, alpha * scale * input_scale)
     return grad_output * torch.where(self_or_result <= 0, slope, scale)
 
 
