@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +29,15 @@ def is_protobuf(path: Path) -> bool:
     return registry.get_format_from_file_extension(path.suffix) in (None, "protobuf")
 
 
-Known = Callable[[onnx.ModelProto], bool]
+Source = onnx.ModelProto | bytes | str | os.PathLike[str]
 
 
-def load_model(
-    model: onnx.ModelProto | bytes | str | os.PathLike[str], is_known: Known = lambda model: False
-) -> onnx.ModelProto:
+def load_model(model: Source, *, checked: bool = True) -> onnx.ModelProto:
     """A copy of a model; external data stays external.
 
     Args:
         model: a ModelProto, its bytes, or a path.
-        is_known: whether a model is known to pass `check`, which takes longer than to parse a small one.
+        checked: whether to `check` the model, which takes longer than to parse a small one.
 
     Raises:
         OSError: a file that cannot be read.
@@ -49,19 +46,25 @@ def load_model(
     if isinstance(model, onnx.ModelProto):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
-        check(copy, is_known=is_known)
+        if checked:
+            check(copy)
         return copy
     if isinstance(model, bytes | bytearray | memoryview):
-        return parse(bytes(model), is_known=is_known)
-    return read(Path(os.fspath(model)), is_known)
+        return parse(bytes(model), checked=checked)
+    return read(Path(os.fspath(model)), checked=checked)
 
 
-def read(path: Path, is_known: Known = lambda model: False) -> onnx.ModelProto:
+def name_of(model: Source) -> str:
+    """How messages name a model: by the path of its file."""
+    return str(Path(os.fspath(model))) if isinstance(model, str | os.PathLike) else "this"
+
+
+def read(path: Path, *, checked: bool = True) -> onnx.ModelProto:
     """A model in the format of the file's extension; external data stays external.
 
     Args:
         path: of the file.
-        is_known: as for `load_model`.
+        checked: as for `load_model`.
 
     Raises:
         OSError: a file that cannot be read.
@@ -71,12 +74,10 @@ def read(path: Path, is_known: Known = lambda model: False) -> onnx.ModelProto:
     name = registry.get_format_from_file_extension(path.suffix) or "protobuf"
     if name == "onnxtxt" and _depth(content) > DEEPEST:
         raise LinkError(f"{path} is no ONNX model: brackets in it are nested more than {DEEPEST} deep")
-    return parse(content, name, str(path), is_known)
+    return parse(content, name, str(path), checked=checked)
 
 
-def parse(
-    content: bytes, name: str = "protobuf", what: str = "this", is_known: Known = lambda model: False
-) -> onnx.ModelProto:
+def parse(content: bytes, name: str = "protobuf", what: str = "this", *, checked: bool = True) -> onnx.ModelProto:
     """A model from the contents of a file in a format; raises LinkError, naming the file `what`, if it is not one."""
     try:
         if name == "onnxtxt":  # where onnx.load_model would warn that the format is experimental
@@ -85,17 +86,16 @@ def parse(
             model = onnx.load_model_from_string(content, name)
     except Exception as error:  # each format raises exceptions of its own
         raise LinkError(f"{what} is no ONNX model: {one_line(error)}") from error
-    check(model, what, is_known)
+    if checked:
+        check(model, what)
     return model
 
 
-def check(model: onnx.ModelProto, what: str = "this", is_known: Known = lambda model: False) -> None:
+def check(model: onnx.ModelProto, what: str = "this") -> None:
     """Raise LinkError for a model without a graph, with too many or empty nodes, or with a name that is not UTF-8.
 
     Protobuf accepts such names and returns them as bytes.
     """
-    if is_known(model):
-        return
     if not model.HasField("graph"):
         raise LinkError(f"{what} is no ONNX model: there is no graph in it")
     for count, node in enumerate(itertools.chain(*map(all_nodes, (model.graph, *model.functions)))):

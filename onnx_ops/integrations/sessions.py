@@ -20,7 +20,7 @@ from onnx_ops.core.errors import KernelsUnavailableError
 from onnx_ops.core.op import Op
 from onnx_ops.graph.files import MOST_BYTES, embed_external_data, external_files
 from onnx_ops.graph.metadata import metadata_of
-from onnx_ops.graph.reading import load_model
+from onnx_ops.graph.reading import check, load_model, name_of
 from onnx_ops.graph.walk import tensors
 from onnx_ops.integrations import prebuilt
 from onnx_ops.linking.attached import LINKED_DIGEST, called_kernels, linked_digest
@@ -234,8 +234,10 @@ class InferenceSession(ort.InferenceSession):
         provider_options: Sequence[dict[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        linked = load_model(path_or_bytes, _is_compiled)
-        calls = [] if _is_compiled(linked) else link_in_place(linked)
+        linked, calls = load_model(path_or_bytes, checked=False), []
+        if not _is_compiled(linked):
+            check(linked, name_of(path_or_bytes))
+            calls = link_in_place(linked)
         options = OwnOptions() if sess_options is None else sess_options
         kernels = _kernels_of(linked, calls)
         own = isinstance(options, OwnOptions)
