@@ -50,7 +50,7 @@ class Importers:
                 file = names.get("__file__")
                 if not isinstance(file, str) or not (is_library(file) or file.startswith(INSTALLED)):
                     self._users.append(names)
-                elif self._found(names):
+                elif not self._functions.keys().isdisjoint(names):
                     self._installed.append(names)
         return [*self._installed, *self._users]
 
