@@ -38,8 +38,8 @@ EXTERNAL_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 _warned: set[str] = set()
 _compiled: set[Hashable] = set()
 """Versions of ops and keys of calls for which `compile_ahead` has run."""
-_linked: dict[str, Kernels] = {}
-"""The kernels that linked models call whose calls `compile_ahead` has compiled, by digest."""
+_linked: dict[str | None, Kernels | None] = {}
+"""What `_kernels_of` returns for linked models whose calls `compile_ahead` has compiled, by digest."""
 
 
 def session_options() -> ort.SessionOptions:
@@ -195,19 +195,13 @@ def _kernels_of(model: onnx.ModelProto, calls: Iterable[tuple[Op, Call]]) -> Ker
         model: the model.
         calls: its calls; those of a model that was linked before may be left out.
     """
-    digest = metadata_of(model, LINKED_DIGEST)
-    if digest in _linked:
-        return _linked[digest]
     names = called_kernels(model)
     if names is None:
         return None
     dtypes: dict[str, set[Dtypes]] = {name: set() for name in names}
     for op, call in calls:
         dtypes[op.kernel_name].add(dtypes_of(op, call))
-    kernels = {name: frozenset(found or [ANY]) for name, found in dtypes.items()}
-    if digest is not None:
-        _linked[digest] = kernels
-    return kernels
+    return {name: frozenset(found or [ANY]) for name, found in dtypes.items()}
 
 
 class InferenceSession(ort.InferenceSession):
@@ -239,11 +233,14 @@ class InferenceSession(ort.InferenceSession):
             check(linked, name_of(path_or_bytes))
             calls = link_in_place(linked)
         options = OwnOptions() if sess_options is None else sess_options
-        kernels = _kernels_of(linked, calls)
+        digest = metadata_of(linked, LINKED_DIGEST)
+        kernels = _linked[digest] if digest in _linked else _kernels_of(linked, calls)
         own = isinstance(options, OwnOptions)
         options = registered_options(options, stacklevel=3, kernels=kernels if own else None)
         if calls:
             compile_ahead(calls)
+        if digest is not None:
+            _linked[digest] = kernels
         with contextlib.ExitStack() as stack:
             # The folder of external data is a session option. The caller's options are not changed: they may be used
             # elsewhere at the same time.

@@ -421,7 +421,8 @@ def other_model() -> onnx.ModelProto:
     )
 
 
-def test_ops_of_other_libraries_beside_kernels() -> None:
+def test_ops_of_other_libraries_beside_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a model too is linked once."""
     pytest.importorskip("onnxruntime_extensions")
     both = parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 21, "aclnn" : 1, "ai.onnx.contrib" : 1]>
@@ -430,9 +431,12 @@ def test_ops_of_other_libraries_beside_kernels() -> None:
             u = ai.onnx.contrib.StringUpper (s)
         }"""
     )
-    found = onnx_ops.InferenceSession(both).run(None, {**FEEDS, "s": np.array(["Abc"], object)})
-    np.testing.assert_array_equal(found[0], EXPECTED)
-    assert list(found[1]) == ["ABC"]
+    linked = onnx_ops.link(both)
+    for link_in_place in (sessions.link_in_place, None):
+        monkeypatch.setattr(sessions, "link_in_place", link_in_place)
+        found = onnx_ops.InferenceSession(linked).run(None, {**FEEDS, "s": np.array(["Abc"], object)})
+        np.testing.assert_array_equal(found[0], EXPECTED)
+        assert list(found[1]) == ["ABC"]
 
 
 def test_options_of_a_session_can_be_registered() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.nodes import Value, number, op
 from onnx_ops.torch.base.table import decomposes, replaces, translates
+from onnx_ops.torch.operators.polynomials import horner
 
 aten = torch.ops.aten
 
@@ -121,11 +122,7 @@ def log1p_of_fraction_nodes(power: Value, like: Value) -> Value:
     if like.dtype == ir.DataType.DOUBLE:
         return log1p(power, number(1.0, like))
     ratio = op.Div(power, op.Add(power, number(2.0, like)))
-    square = op.Mul(ratio, ratio)
-    *rest, found = (number(coefficient, like) for coefficient in ATANH)
-    for coefficient in reversed(rest):
-        found = op.Add(op.Mul(found, square), coefficient)
-    return op.Mul(found, ratio)
+    return op.Mul(horner(op.Mul(ratio, ratio), ATANH, like), ratio)
 
 
 @custom_operator(lambda power: log1p_of_fraction_nodes(power, power), torch.empty_like)

@@ -10,18 +10,20 @@ import torch
 from torch import Tensor
 
 from onnx_ops.torch.base.custom_ops import custom_operator
-from onnx_ops.torch.base.nodes import Value, double, op
+from onnx_ops.torch.base.nodes import Value, double, number, op
 
 
-def horner(self: Value, coefficients: Sequence[float]) -> Value:
-    """The nodes of `polynomial`."""
-    *rest, found = map(double, coefficients)
+def horner(self: Value, coefficients: Sequence[float], like: Value | None = None) -> Value:
+    """The nodes of `polynomial`, for numbers of the dtype of `like` if it is given."""
+    *rest, found = (double(value) if like is None else number(value, like) for value in coefficients)
     for coefficient in reversed(rest):
         found = op.Add(op.Mul(found, self), coefficient)
     return found
 
 
-@custom_operator(horner, lambda self, coefficients: torch.empty_like(self))
+@custom_operator(
+    lambda self, coefficients: horner(self, coefficients), lambda self, coefficients: torch.empty_like(self)
+)
 def polynomial(self: Tensor, coefficients: list[float]) -> Tensor:
     """A polynomial of float64 numbers by Horner's rule; the first coefficient is the constant term."""
     found = torch.full_like(self, coefficients[-1])
