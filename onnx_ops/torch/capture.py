@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -55,6 +56,7 @@ from onnx_ops.torch.verification.single import named_dimensions
 from onnx_ops.torch.verification.trials import INTEGERS, KEPT, Trial, rerun, resized, trials
 from onnx_ops.torch.verification.verify import Verification
 from onnx_ops.training.counters import WRITTEN
+from onnx_ops.training.freed_memory import LARGE, returned_when_freed
 from onnx_ops.training.step import Step, summary
 from onnx_ops.training.step_files import save_step
 
@@ -259,13 +261,21 @@ def _captured(
     refuse_autocast()
     inspections = Inspections()
     try:
-        with collected_rarely(), inspections.watched(hidden=False):
+        with _economical(joint), inspections.watched(hidden=False):
             return _attempted(joint, options, update_of, scale)
     except DifferenceError:
         if not inspections.found:
             raise
-    with collected_rarely(), inspections.watched(hidden=True):
+    with _economical(joint), inspections.watched(hidden=True):
         return _attempted(joint, options, update_of, scale)
+
+
+@contextlib.contextmanager
+def _economical(joint: JointStep) -> Iterator[None]:
+    """A context in which the garbage collector takes less time, and freed tensors of a large model no memory."""
+    large = sum(parameter.nbytes for parameter in joint.parameters.values()) > LARGE
+    with collected_rarely(), returned_when_freed() if large else contextlib.nullcontext():
+        yield
 
 
 def _attempted(
@@ -283,9 +293,8 @@ def _attempted(
     states = {} if update is None else update.state()
     make = steps[0].make
     start = make()
-    (results,) = steps[0].run({})
-    outputs, size_of_results = set(results), sum(tensor.nbytes for tensor in results.values())
-    del results
+    sizes_of_results = {name: tensor.nbytes for part in steps[0].run({}) for name, tensor in part.items()}
+    outputs, size_of_results = set(sizes_of_results), sum(sizes_of_results.values())
     arguments = {name: start[name] for name in joint.arguments}
     state = {name: tensor for name, tensor in start.items() if name not in arguments and name not in scale}
     _check_names((*state, *arguments), [*states])
@@ -349,7 +358,6 @@ def _attempted(
     if options.check:
         progress.ended("comparison with PyTorch")
     steps.clear()
-    joint.return_freed_memory()
     _remove_outputs(exported, gradients=update is not None)
     forward = Forward(
         joint, traced, options.opset_version, where, options.check, None if options.specialize else fixed, constants

@@ -23,7 +23,6 @@ from onnx_ops.torch.steps.references import References
 from onnx_ops.torch.tracing.effects import storage_of
 from onnx_ops.torch.tracing.randomness import Random
 from onnx_ops.torch.tracing.trace import Tensors
-from onnx_ops.training.freed_memory import LARGE, return_freed_memory
 
 EXCHANGED = 2**18
 """Elements that are copied at a time where two tensors exchange theirs."""
@@ -89,11 +88,6 @@ class JointStep:
         self.arguments = {name: tensor for name, tensor in tensors(self._given)}
         self.dynamic = dict(dimensions(self._given, shapes_by_name(self._given, dynamic_shapes)))
         self._check_names()
-
-    def return_freed_memory(self) -> None:
-        """Return freed memory to the system if the model is large."""
-        if sum(parameter.nbytes for parameter in self.parameters.values()) > LARGE:
-            return_freed_memory()
 
     def state(self) -> Tensors:
         """The current parameters and buffers, in the model's memory, and a seed of 0; complex ones as (..., 2)."""

@@ -26,6 +26,9 @@ class Graph:
         model: the graph.
         session: creates its session from the model and options.
 
+    Attributes:
+        inputs: the names of its inputs.
+
     Raises:
         CaptureError: onnxruntime cannot create the session.
     """
@@ -39,6 +42,7 @@ class Graph:
             self._session = session(model, options)
         except Exception as error:  # onnxruntime's errors have no common class
             raise _not_run(error) from error
+        self.inputs = [value.name for value in self._session.get_inputs()]
 
     def run(self, values: Tensors) -> Arrays:
         """The outputs for these inputs, by name; further values are ignored. CaptureError if onnxruntime fails.
@@ -47,8 +51,7 @@ class Graph:
         """
         try:
             feeds = {
-                value.name: input_value(as_array(values[value.name]), self._types[value.name].dtype or 0)
-                for value in self._session.get_inputs()
+                name: input_value(as_array(values[name]), self._types[name].dtype or 0) for name in self.inputs
             }
             names = [value.name for value in self._session.get_outputs()]
             results = self._session.run_with_ort_values(names, feeds)

@@ -73,12 +73,10 @@ def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = F
         expected = joint.run(start, info)
         outside.first_run_ended()
         halves = _halves(expected)
-        joint.return_freed_memory()
         _repeat(joint, start, expected, halves, info, outside)
     if outside.may_be_a_cache():
         with preserved(joint.model), eager_mode():
             outside.compare(expected, joint.run(start, RunInfo()))
-    joint.return_freed_memory()
     others = _others(joint, start, expected)
 
     def comparable(found: Tensors, half: Collection[str]) -> bool:
@@ -89,8 +87,7 @@ def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = F
     made = (_run_trial(joint, make, comparable, halves) for make in others)
     seconds = list(itertools.islice(filter(None, made), None if several else 1))
     outside.check()
-    joint.return_freed_memory()
-    first = Trial(lambda: start, lambda _: [expected], _state(expected))
+    first = Trial(lambda: start, lambda _: (_with_gradients(expected, half) for half in halves), _state(expected))
     return [first, *(seconds or [first])]
 
 
@@ -167,7 +164,6 @@ def _repeat(
         if not outside.compare(_with_gradients(expected, half), again):
             return
         del again  # before the next half is computed
-        joint.return_freed_memory()
 
 
 def _state(outputs: Tensors) -> Tensors:
@@ -225,7 +221,6 @@ def _run_trial(
             if not comparable(expected, halves[0]):
                 return None
             del expected  # before those of the other half
-            joint.return_freed_memory()
             expected = run(make(), RunInfo(), info.changed, half=half)
     except CaptureError:
         raise
@@ -296,7 +291,6 @@ def _others(joint: JointStep, start: Tensors, expected: Tensors) -> Iterator[Cal
             if name in trained:
                 _move_from_zero(tensor, zeros)
             state[name] = tensor
-        joint.return_freed_memory()
         return state | batch
 
     for batch in batches:

@@ -23,10 +23,7 @@ from onnx_ops.torch.steps.update import Update
 from onnx_ops.torch.tracing.trace import Tensors
 from onnx_ops.torch.verification.graph import Arrays, Graph
 from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, Comparison, compare
-from onnx_ops.training.freed_memory import return_freed_memory
 
-LARGE = 2**20
-"""Bytes of parameters that are updated together, after which freed memory is returned."""
 LARGE_UPDATE = 2**26
 """Bytes of results of an update above which they are computed for some parameters at a time."""
 PARTS = 32
@@ -222,10 +219,6 @@ class Updates:
                 results.pop(NEXT + member.name, None)
             self._step(twin, some, another, own=True)
             self._share(twin, some, results)
-        large = _are_large(rolled)
-        del rolled, another
-        if large:
-            return_freed_memory()
         return given | {name.removeprefix(NEXT): as_tensor(array) for name, array in results.items()}
 
     def _compare_rounds(self, rounds: Sequence[_Round], before: _Before, results: Arrays, *, last: bool) -> None:
@@ -254,9 +247,6 @@ class Updates:
                     comparison.add(name, array, before=states.pop((member.name, key), None))
             if not last:
                 self._share(twin, some, results)
-            if _are_large(copies):
-                del copies
-                return_freed_memory()
         comparison.check()
         if last and self._averaged is None:
             for found in rounds:
@@ -352,10 +342,6 @@ class _Twin:
         self._optimizer.state.clear()  # which keeps the parameters in memory, as the groups do
         for group in self._optimizer.param_groups:
             group["params"] = []
-
-
-def _are_large(tensors: Mapping[str, torch.Tensor]) -> bool:
-    return sum(tensor.nbytes for tensor in tensors.values()) > LARGE
 
 
 def _rows(tensor: torch.Tensor, rows: slice | None) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from onnx_ops.core.step_format import GRADIENT, NEXT
 from onnx_ops.graph.slices import part
 from onnx_ops.linking.link import link
-from onnx_ops.torch.base.arrays import as_tensor, to_array
+from onnx_ops.torch.base.arrays import as_array, as_tensor
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.step import JointStep
@@ -90,13 +90,11 @@ class Verification:
         Raises:
             CaptureError: the results differ from PyTorch's, or onnxruntime does not run the graph.
         """
-        self._joint.return_freed_memory()  # of the step before
         values = trial.make()
         try:
             got = self._run(self._state | values)
         except StepError as violated:
             return str(violated)
-        self._joint.return_freed_memory()
         # The update first: afterwards the new parameters are not in memory while PyTorch computes the gradients. But
         # wrong gradients, which may be the cause of a wrong update, are reported before it.
         difference: CaptureError | None = None
@@ -110,13 +108,10 @@ class Verification:
         if last:
             got = {name: array for name, array in got.items() if name not in self._updated}
             self._updates, self._state = None, {}
-        self._joint.return_freed_memory()
         for expected in trial.run(values):
             self._check(got, {name: expected[name] for name in expected if name not in self._updated}, values)
-            if last:
-                got = {n: array for n, array in got.items() if not (n.startswith(GRADIENT) and n in expected)}
+            got = {n: array for n, array in got.items() if not (n.startswith(GRADIENT) and n in expected)}
             del expected  # before the next part is computed
-            self._joint.return_freed_memory()
         if difference is not None:
             raise difference
         self._state |= {name: as_tensor(got[NEXT + name]) for name in self._state if NEXT + name in got}
@@ -177,16 +172,14 @@ class Verification:
         try:
             with preserved(self._joint.model), eager_mode(), self._joint.with_parameters(values), Float64Computation():
                 found = self._joint.run(wide, RunInfo(), own=own, differentiated=differentiated)
-                return {name: to_array(found.pop(name)) for name in names}  # each is freed once it is copied
+                return {name: as_array(found.pop(name)) for name in names}
         except Exception:  # the user's code requires another dtype
             return None
         finally:
             wide.clear()
-            self._joint.return_freed_memory()
 
     def _near(self, values: Tensors, names: Collection[str], seed: int) -> Arrays | None:
         """PyTorch's outputs in float64 for state and arguments that differ from these by more than rounding."""
-        self._joint.return_freed_memory()
         wide = _wide(values)
         for name, tensor in disturbances(wide, DISTURBANCE, seed):
             wide[name] = tensor  # in place of the one before, which is not needed any more
@@ -214,7 +207,8 @@ class Verification:
     def _is_exact(self, exact: Arrays, values: Tensors) -> bool:
         """Whether the graph has these results in float64."""
         try:
-            computed = self._wide_graph(frozenset(exact)).run(_wide(self._state | values))
+            graph = self._wide_graph(frozenset(exact))
+            computed = graph.run(_wide({n: t for n, t in (self._state | values).items() if n in graph.inputs}))
         except CaptureError:  # onnxruntime lacks a float64 kernel
             return False
         return _agree(computed, exact, WIDENED)
