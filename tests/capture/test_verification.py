@@ -500,6 +500,15 @@ def test_jumps_are_rounded_too() -> None:
                 tolerances.compare("outputs", got, exact, tolerance)
 
 
+@pytest.mark.parametrize(("own", "most"), [(0.04, 0.4), (0.2, 0.5), (0.52, 1.04)])
+def test_errors_as_large_as_those_of_pytorch_are_rounding(own: float, most: float) -> None:
+    """Ten times PyTorch's up to half of the largest entry, or twice PyTorch's, as in ResNet-50 with two small images."""
+    exact = {"grad.weight": np.array([1.0, -0.4, 0.3])}
+    theirs = {"grad.weight": np.array([1.0, -0.4 + own, 0.3], np.float32)}
+    relative, _ = tolerances.rounding(theirs, exact, exact)
+    assert relative == pytest.approx(most, abs=1e-3)
+
+
 def test_jumps_of_smooth_functions_are_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CaptureError, match=r"grad\.weight is off"):
         captured_with_a_jump(nn.Tanh(), monkeypatch)
