@@ -50,9 +50,7 @@ class Graph:
         They may be in the memory of inputs or of the session.
         """
         try:
-            feeds = {
-                name: input_value(as_array(values[name]), self._types[name].dtype or 0) for name in self.inputs
-            }
+            feeds = {name: input_value(as_array(values[name]), self._types[name].dtype or 0) for name in self.inputs}
             names = [value.name for value in self._session.get_outputs()]
             results = self._session.run_with_ort_values(names, feeds)
             return {
