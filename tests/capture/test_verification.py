@@ -502,11 +502,12 @@ def test_jumps_are_rounded_too() -> None:
 
 @pytest.mark.parametrize(("own", "most"), [(0.04, 0.4), (0.2, 0.5), (0.52, 1.04)])
 def test_errors_as_large_as_those_of_pytorch_are_rounding(own: float, most: float) -> None:
-    """Ten times PyTorch's up to half of the largest entry, or twice PyTorch's, as in ResNet-50 with two small images."""
-    exact = {"grad.weight": np.array([1.0, -0.4, 0.3])}
-    theirs = {"grad.weight": np.array([1.0, -0.4 + own, 0.3], np.float32)}
-    relative, _ = tolerances.rounding(theirs, exact, exact)
-    assert relative == pytest.approx(most, abs=1e-3)
+    """Ten times up to half of the largest entry, or twice, as in ResNet-50 with two small images."""
+    exact = {"grad.weight": np.array([1.0, -0.4, 0.3]), "grad.bias": np.array([1.0, 0.5])}
+    theirs = exact | {"grad.weight": np.array([1.0, -0.4 + own, 0.3], np.float32)}
+    found = tolerances.rounding(theirs, exact, exact)
+    assert found["grad.weight"][0] == pytest.approx(most, abs=1e-3)
+    assert found["grad.bias"][0] == pytest.approx(min(most, 0.5), abs=1e-3)
 
 
 def test_jumps_of_smooth_functions_are_faults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ SIXTEEN_BITS: Tolerance = (5e-2, 5e-3)
 WIDENED: Tolerance = (1e-5, 1e-7)
 # Errors that are allowed in float32 if the graph is correct in float64: ten times PyTorch's error in float32, or the
 # effect of a change of the inputs that is about a hundred times as large as rounding, up to a relative error of 0.5, or
-# twice PyTorch's if that is larger. A graph in which the same input of a ReLU changes its sign rounds too: the tolerance
-# above is added to that effect.
+# twice PyTorch's of the same tensor where that is larger. A graph in which the same input of a ReLU changes its sign
+# rounds too: the tolerance above is added to that effect.
 ROUNDING, LARGEST_ROUNDING = 10.0, 0.5
 FLOATS = {np.dtype(np.float32), np.dtype(np.float64)}
 # Errors of rounding of an updated parameter, in machine epsilons, relative to each element.
@@ -104,7 +104,7 @@ def compare(
     what: str,
     got: Mapping[str, np.ndarray],
     wanted: Mapping[str, np.ndarray],
-    tolerance: Tolerance | None = None,
+    tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
 ) -> None:
     """Compare results of the graph with those of PyTorch.
 
@@ -112,37 +112,43 @@ def compare(
         what: names the results in the error.
         got: the graph's results by name; those that `wanted` does not have are ignored.
         wanted: PyTorch's results by name.
-        tolerance: maximal errors, relative to the largest entry of a tensor and of all tensors; default by dtype.
+        tolerance: maximal errors, relative to the largest entry of a tensor and of all tensors, or those of each result
+            by name; default by dtype.
 
     Raises:
         CaptureError: a missing result, another shape, or an error above the tolerance.
     """
     comparison = Comparison(what, got, largest_of(wanted))
     for name, array in wanted.items():
-        comparison.add(name, array, tolerance)
+        comparison.add(name, array, tolerance.get(name) if isinstance(tolerance, Mapping) else tolerance)
     comparison.check()
 
 
 def rounding(
     theirs: Mapping[str, np.ndarray], near: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]
-) -> Tolerance:
-    """The tolerance for rounding errors of a graph that is correct in float64.
+) -> dict[str, Tolerance]:
+    """The tolerances for rounding errors of a graph that is correct in float64, of floating results by name.
 
     Args:
         theirs: PyTorch's results in float32.
-        near: PyTorch's results in float64 for inputs with a relative change larger than rounding.
-        exact: PyTorch's results in float64.
+        near: PyTorch's results of a computation in float64 for inputs with a relative change larger than rounding.
+        exact: PyTorch's results of a computation in float64.
     """
     largest = largest_of(exact)
     own, all_ = TOLERANCES[np.dtype(np.float32)]
-    errors = []
+    of_pytorch = {}
+    errors = [own]
     for name, array in exact.items():
         size = largest_entry(array)
-        if array.dtype == np.float64 and size:
-            rounded, changed = (_difference(results[name], array) - all_ * largest for results in (theirs, near))
-            most = max(LARGEST_ROUNDING, 2 * rounded / size)
-            errors += [min(error, most) for error in (ROUNDING * rounded / size, changed / size + own)]
-    return max([own, *errors]), all_
+        if array.dtype in FLOATS and size:
+            rounded, changed = ((_difference(each[name], array) - all_ * largest) / size for each in (theirs, near))
+            of_pytorch[name] = rounded
+            errors += [min(error, LARGEST_ROUNDING) for error in (ROUNDING * rounded, changed + own)]
+    shared = max(errors)
+    return {
+        name: (max(shared, 2 * error) if error > LARGEST_ROUNDING else shared, all_)
+        for name, error in of_pytorch.items()
+    }
 
 
 def largest_of(arrays: Mapping[str, np.ndarray]) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
@@ -155,35 +156,37 @@ class Verification:
             exact = self._in_double(_wide(values), values, theirs)
             if exact is None:
                 raise
-            rounded = {name: array.astype(theirs[name].dtype) for name, array in exact.items()}
+            rounded = {name: array.astype(theirs[name].dtype, copy=False) for name, array in exact.items()}
             if not _agree(got, rounded, self._tolerance) and not self._is_rounding(got, theirs, exact, values):
                 raise refused from None
 
-    def _in_double(self, wide: Tensors, values: Tensors, names: Collection[str]) -> Arrays | None:
+    def _in_double(self, wide: Tensors, values: Tensors, theirs: Arrays) -> Arrays | None:
         """PyTorch's outputs with all floating tensors in float64; None if the model or the loss fails in float64.
+
+        They are rounded to float32 unless they are in float64 in the model, which takes half of the memory.
 
         Args:
             wide: state and arguments in float64; the loss may change the parameters in their memory. It is emptied.
             values: the state in its own dtypes, for code that reads parameters by other references.
-            names: of the outputs.
+            theirs: arrays with the names and dtypes of the outputs.
         """
-        differentiated = [name.removeprefix(GRADIENT) for name in names if name.startswith(GRADIENT)]
+        differentiated = [name.removeprefix(GRADIENT) for name in theirs if name.startswith(GRADIENT)]
         own = self._joint.parameters.keys()
         try:
             with preserved(self._joint.model), eager_mode(), self._joint.with_parameters(values), Float64Computation():
                 found = self._joint.run(wide, RunInfo(), own=own, differentiated=differentiated)
-                return {name: as_array(found.pop(name)) for name in names}
+                return {name: _rounded(as_array(found.pop(name)), array.dtype) for name, array in theirs.items()}
         except Exception:  # the user's code requires another dtype
             return None
         finally:
             wide.clear()
 
-    def _near(self, values: Tensors, names: Collection[str], seed: int) -> Arrays | None:
+    def _near(self, values: Tensors, theirs: Arrays, seed: int) -> Arrays | None:
         """PyTorch's outputs in float64 for state and arguments that differ from these by more than rounding."""
         wide = _wide(values)
         for name, tensor in disturbances(wide, DISTURBANCE, seed):
             wide[name] = tensor  # in place of the one before, which is not needed any more
-        return self._in_double(wide, values, names)
+        return self._in_double(wide, values, theirs)
 
     def _wide_graph(self, names: frozenset[str]) -> Graph:
         """The graph of these outputs in float64."""
@@ -198,7 +201,7 @@ class Verification:
         if not self._is_exact(exact, values):
             return False
         for seed in range(DRAWS):
-            near = self._near(values, exact, seed) or exact
+            near = self._near(values, theirs, seed) or exact
             if _agree(got, exact, rounding(theirs, near, exact)):
                 return True
             del near  # before the next ones are computed
@@ -228,7 +231,15 @@ def _wide(values: Tensors) -> Tensors:
     return {n: t.to(torch.float64, copy=True) if t.is_floating_point() else t for n, t in values.items()}
 
 
-def _agree(got: Arrays, wanted: Arrays, tolerance: Tolerance | None = None) -> bool:
+def _rounded(array: np.ndarray, own: np.dtype) -> np.ndarray:
+    """A float64 array in float32 unless its own dtype is float64; others as they are."""
+    if array.dtype != np.float64 or own == np.float64:
+        return array
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
+
+
+def _agree(got: Arrays, wanted: Arrays, tolerance: Tolerance | Mapping[str, Tolerance] | None = None) -> bool:
     try:
         compare("outputs", got, wanted, tolerance)
     except CaptureError:
