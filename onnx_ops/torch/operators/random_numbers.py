@@ -188,7 +188,8 @@ def _multinomial(random: Generator, input: Tensor, num_samples: int, replacement
     """Without replacement the largest quotients of weights and exponential numbers (Efraimidis and Spirakis, 2006)."""
     if replacement:
         sums = input.double().cumsum(-1)
-        numbers = random.uniform((*input.shape[:-1], num_samples), torch.float64) * sums[..., -1:]
+        total = sums.amax(-1, keepdim=True)  # a slice of a size that depends on data would not broadcast
+        numbers = random.uniform((*input.shape[:-1], num_samples), torch.float64) * total
         return torch.searchsorted(sums, numbers, right=True).clamp(max=input.shape[-1] - 1)
     times = -torch.log(1 - random.uniform(input.shape, torch.float64))
     smallest = torch.finfo(torch.float64).tiny  # so that a weight of 0 is not divided by 0

@@ -518,3 +518,23 @@ def test_rows_padded_to_a_number_that_is_read() -> None:
     x, labels = torch.randn(3, 5), torch.tensor([1, 2, 1])
     found = trainer.step(x=x.numpy(), labels=labels.numpy())["loss"]
     np.testing.assert_allclose(found, loss(model, x, labels).detach(), rtol=1e-5)
+
+
+def test_draws_of_selected_rows() -> None:
+    """By multinomial, more than there are, as miners of pairs do."""
+
+    def drawn(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        (rows,) = torch.where(labels == 1)
+        chosen = rows[torch.multinomial(torch.ones(len(rows)), 6, replacement=True)]
+        return model(x).exp().sum() * labels[chosen].sum()
+
+    torch.manual_seed(0)
+    model = nn.Linear(5, CLASSES)
+    example = torch.randn(4, 5), torch.tensor([1, 1, 2, 1])
+    trainer = Trainer(gradients(model, drawn, example, dynamic_shapes=(ROWS, ROWS)))
+    x = torch.randn(5, 5)
+    for labels in ([0, 0, 1, 2, 0], [1, 1, 1, 0, 1]):
+        loss = trainer.step(x=x.numpy(), labels=np.array(labels))["loss"]
+        np.testing.assert_allclose(loss, drawn(model, x, torch.tensor(labels)).detach(), rtol=1e-5)
+    with pytest.raises(StepError, match="reads 0 from tensors"):
+        trainer.step(x=x.numpy(), labels=np.array([0, 0, 2, 2, 0]))
