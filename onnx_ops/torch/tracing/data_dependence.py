@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import RuntimeAssert, ShapeEnv, free_
 from torch.overrides import TorchFunctionMode
 from torch.types import py_sym_types
 from torch.utils._pytree import PyTree
-from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+from torch.utils._sympy.functions import FloorDiv, IntTrueDiv, Mod, PythonMod
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import TensorReferenceAnalysis
 
@@ -424,6 +424,11 @@ class _Analysis(TensorReferenceAnalysis):
         """Of sizes, which are not negative."""
         return torch.remainder(x, _divisor(y))
 
+    @staticmethod
+    def int_truediv(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Python's quotient, as sizes are below 2**53."""
+        return x.double() / _divisor(y).double()
+
 
 def _divisor(number: torch.Tensor) -> torch.Tensor:
     """A number to divide by: 1 in place of 0, for which the condition does not hold."""
@@ -431,7 +436,7 @@ def _divisor(number: torch.Tensor) -> torch.Tensor:
 
 
 def _computed(assertion: RuntimeAssert, values: Mapping[sympy.Symbol, torch.Tensor]) -> torch.Tensor:
-    divisors = {division.args[1] for division in assertion.expr.atoms(FloorDiv, Mod, PythonMod)}
+    divisors = {division.args[1] for division in assertion.expr.atoms(FloorDiv, IntTrueDiv, Mod, PythonMod)}
     expressions = [assertion.expr, *(sympy.Ne(divisor, 0) for divisor in divisors if divisor.free_symbols)]
     try:
         holds: list[torch.Tensor] = [

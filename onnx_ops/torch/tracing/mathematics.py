@@ -13,8 +13,10 @@ from unittest import mock
 
 import sympy
 import torch
+from torch.fx import Proxy
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import IntTrueDiv
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from onnx_ops.torch.base.sizes import Number, Size
 from onnx_ops.torch.tracing.frames import is_library
@@ -38,6 +40,30 @@ def symbolic_mathematics() -> Iterator[None]:
         own = {name: _of_sizes(getattr(math, name), function) for name, function in FUNCTIONS.items()}
         stack.enter_context(_IMPORTERS.replaced(own))
         yield
+
+
+@contextlib.contextmanager
+def quotients_of_nodes() -> Iterator[None]:
+    """A context in which PyTorch writes conditions with quotients of sizes, also rounded ones, into a graph."""
+    with mock.patch.multiple(
+        PythonReferenceAnalysis,
+        int_truediv=staticmethod(operator.truediv),
+        floor_to_int=staticmethod(_of_node(math.floor)),
+        ceil_to_int=staticmethod(_of_node(math.ceil)),
+        trunc_to_int=staticmethod(_of_node(math.trunc)),
+    ):
+        yield
+
+
+def _of_node(function: Callable[[Any], int]) -> Callable[[Any, torch.dtype], Any]:
+    """A function of a number, or of a Proxy, which has no methods for functions of the module math."""
+
+    def called(number: Any, dtype: torch.dtype) -> Any:
+        if isinstance(number, Proxy):
+            return number.tracer.create_proxy("call_function", function, (number,), {})
+        return function(number)
+
+    return called
 
 
 def _of_sizes(function: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Any]:

@@ -47,6 +47,7 @@ from onnx_ops.torch.tracing.frames import Line
 from onnx_ops.torch.tracing.indices import index_ranges
 from onnx_ops.torch.tracing.inputs import Input, check_sizes, possibly_zero, restrictions, unify_sizes
 from onnx_ops.torch.tracing.limits import take_bounds, taken_sizes, valid_sizes, within
+from onnx_ops.torch.tracing.mathematics import quotients_of_nodes
 from onnx_ops.torch.tracing.mixed_precision import Float32Computation
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.real_parts import RealParts, has_complex_numbers
@@ -455,7 +456,8 @@ def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> 
     if graph is None:  # out of the handler, as the error would be the cause of those that follow
         with bypassed_caches(), dictionaries_of_sizes(where.model):
             graph = traced()
-    insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
+    with quotients_of_nodes():
+        insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
     return Made(graph, shapes, mode, inputs, roots, conditions, take_bounds(shapes, inputs, roots))
 
 

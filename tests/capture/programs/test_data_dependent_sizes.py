@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -210,6 +211,15 @@ def divided_by_numbers(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     return model(x).exp().sum() * (12 // largest + 7 % largest) + (parts[:, None] * model(x)).sum()
 
 
+def padded(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """To multiples, as of patches, whose number is a rounded quotient of floats."""
+    size = int(labels.max()) + 1
+    out = torch.zeros(())
+    for padded in (math.floor((size + 1) / 2) * 2, math.ceil(size / 3) * 3, int((size + 3) / 4) * 4):
+        out = out + torch.ones(padded, 5).index_add(0, labels, x).matmul(model.weight.T).pow(2).mean()
+    return out
+
+
 def transformed(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     rows = model(x)[labels == 2]
     spectra = torch.fft.rfft(rows, dim=1).abs().sum() + torch.fft.ifft(rows).abs().square().sum()
@@ -222,6 +232,7 @@ LOSSES = [
     divided_by_numbers,
     mean_losses,
     normalized_and_integrated,
+    padded,
     products_of_sizes,
     deviations,
     masked,
