@@ -382,6 +382,10 @@ def hooked(model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
+class Muon(torch.optim.Optimizer):
+    pass
+
+
 def test_subclasses_that_override_nothing_are_their_base() -> None:
     model = network(torch.float32)
     capture = training_step(model, loss, batches(torch.float32, 1)[0], Named(model.parameters()))
@@ -391,11 +395,16 @@ def test_subclasses_that_override_nothing_are_their_base() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda m: Halved(m.parameters()), "is a Halved, which has its own step in place of those of AdamW"),
+        (
+            lambda m: Halved(m.parameters()),
+            f"is a {__name__}.Halved, which has its own step in place of those of AdamW",
+        ),
         (
             lambda m: torch.optim.LBFGS(m.parameters()),
-            "the optimizer is a LBFGS; what can be captured is ASGD, Adadelta, ",
+            "the optimizer is a torch.optim.lbfgs.LBFGS; what can be captured is, of torch.optim, ASGD, Adadelta, ",
         ),
+        # Of another package, with the name of one of torch.optim.
+        (lambda m: Muon(m.parameters(), {}), f"the optimizer is a {__name__}.Muon; what can be captured is, of"),
         (lambda m: torch.optim.SGD(nn.Linear(2, 5).parameters()), "a parameter of shape (5, 2) that is none of the"),
         (lambda m: hooked(m), "calls <function hooked.<locals>.<lambda>"),
         (lambda m: [torch.optim.SGD(m.parameters())] * 2, "another optimizer updates too"),

@@ -89,20 +89,26 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
     return _rule_of(type(optimizer))
 
 
+def _full_name(kind: Kind) -> str:
+    """With the module: other packages have optimizers of the same names as those of torch.optim."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def _rule_of(kind: Kind) -> Rule:
     """As `rule_of`, of a class."""
     rules = OF_TORCH | _registered
     base = next((base for base in kind.__mro__ if base in rules), None)
     if base is None:
-        known = ", ".join(sorted(rule.__name__ for rule in rules))
+        known = ", ".join(sorted(rule.__name__ for rule in OF_TORCH))
+        others = "".join(sorted(f", {_full_name(rule)}" for rule in _registered))
         raise CaptureError(
-            f"the optimizer is a {kind.__name__}; what can be captured is {known}. Register another one with"
-            " onnx_ops.torch.register_optimizer"
+            f"the optimizer is a {_full_name(kind)}; what can be captured is, of torch.optim, {known}{others}. Register"
+            " another one with onnx_ops.torch.register_optimizer"
         )
     own = sorted(name for name in dir(base) if not name.startswith("__") and _method(kind, name) != _method(base, name))
     if own:
         raise CaptureError(
-            f"the optimizer is a {kind.__name__}, which has its own {', '.join(own)} in place of those of"
+            f"the optimizer is a {_full_name(kind)}, which has its own {', '.join(own)} in place of those of"
             f" {base.__name__}; a capture would not follow them. Pass {base.__name__} itself, register"
             f" {kind.__name__} with onnx_ops.torch.register_optimizer, or capture `gradients` alone and update the"
             " parameters outside of the graph"
