@@ -117,6 +117,14 @@ def test_refused(name: str) -> None:
 KEYS = {5: 1.0, "5": 2.0}
 
 
+def _integers(sizes: torch.Size) -> np.ndarray:
+    """As a package requires them."""
+    array = np.asarray(sizes)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"Invalid expression '{array}', must be integers")
+    return array
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -124,12 +132,11 @@ KEYS = {5: 1.0, "5": 2.0}
         lambda x: x * KEYS[f"{x.shape[0]}"],
         lambda x: x * x.shape[0][0],
         lambda x: x * torch.from_numpy(np.arange(x.shape[0])).sum(),
+        lambda x: x.reshape(*_integers(x.shape)),
     ],
 )
 def test_dynamic_sizes_in_place_of_numbers(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    message = (
-        rf"{WHERE} does with a dynamic size what only numbers allow {LINE} \((Type|Key)Error.*let dynamic_shapes not"
-    )
+    message = rf"{WHERE} does with a dynamic size what only numbers allow {LINE} \((Type|Key|Value)Error.*let dynamic_shapes not"
     model = Model(lambda x: function(x) if isinstance(x.shape[0], torch.SymInt) else x)
     with pytest.raises(CaptureError, match=message):
         gradients(

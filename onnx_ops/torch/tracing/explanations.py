@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.operators.sparse_matrices import REMEDY
-from onnx_ops.torch.tracing.frames import Line, line_now, line_of_error
+from onnx_ops.torch.tracing.frames import Line, line_now, line_of_error, raised_by_library
 from onnx_ops.torch.tracing.modes import OperatorMode
 from onnx_ops.torch.tracing.sizes import LARGEST
 
@@ -426,7 +426,9 @@ def _bounds(valid: range, where: Locations) -> str:
 def _size(error: BaseException, where: Locations) -> str | None:
     sizes, names = r"\bSym(Int|Bool|Float)\b|numpy\.object_", r"\b[su]\d+\b"  # in texts of sizes
     said = isinstance(error, TypeError | AttributeError) and re.search(sizes, str(error))
-    if not said and not (isinstance(error, KeyError) and re.search(names, str(error))):
+    # A package that requires integers, as einx does of shapes; PyTorch's own errors are about the values of sizes.
+    required = isinstance(error, KeyError) or (isinstance(error, ValueError) and not raised_by_library(error))
+    if not said and not (required and re.search(names, str(error))):
         return None
     return (
         f"{where.module()} does with a dynamic size what only numbers allow{_at(line_of_error(error))}"

@@ -102,6 +102,12 @@ def line_of_error(error: BaseException) -> Line | None:
     return _first((frame.f_code.co_filename, number) for frame, number in frames)
 
 
+def raised_by_library(error: BaseException) -> bool:
+    """Whether the innermost frame of an error is that of a library."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(files) and is_library(files[-1])
+
+
 def line_of_stack(stack: traceback.StackSummary) -> Line | None:
     """The innermost line of a model or loss in a stack that was recorded; None if there is none."""
     return _first((frame.filename, frame.lineno or 0) for frame in reversed(stack))
