@@ -79,6 +79,14 @@ REFUSED = {
         rf"the control flow operator cond {LINE} cannot be captured.*torch\.cond",
     ),
     "bits": (lambda x: x * x.view(torch.int32), rf"view reads the bits .* torch\.frexp.* \({LINE}\)"),
+    "nested tensor": (
+        lambda x: torch.nested.as_nested_tensor([x, x[:1]], layout=torch.jagged).exp().values(),
+        rf"a nested tensor is made {LINE}, which a graph does not have\. Pad its parts",
+    ),
+    "nested tensor of strided layout": (
+        lambda x: torch.nested.as_nested_tensor([x, x[:1]]).to_padded_tensor(0.0),
+        rf"a nested tensor is made {LINE}, which a graph does not have",
+    ),
     "max_norm": (
         lambda x: torch.nn.functional.embedding(torch.tensor([1]), x, max_norm=1.0),
         rf"max_norm rewrites its weights.* \({LINE}\)",

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.tracing.frames import line_now
 from onnx_ops.torch.tracing.modes import OperatorMode, leaves_of
 from onnx_ops.torch.tracing.variables import containers, identities, tensors_of
 
@@ -46,6 +47,12 @@ class Effects(OperatorMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func._schema.name.startswith("aten::_nested_"):
+            line = line_now()
+            raise CaptureError(
+                f"a nested tensor is made{'' if line is None else f' at {line}'}, which a graph does not have. Pad its"
+                " parts, as by torch.nn.utils.rnn.pad_sequence, and mask what is added, as in attention by attn_mask"
+            )
         kwargs = kwargs or {}
         self._read |= storages(leaves_of((args, kwargs)))
         self._written |= written_storages(func, args, kwargs)
