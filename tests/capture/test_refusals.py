@@ -144,7 +144,9 @@ def _integers(sizes: torch.Size) -> np.ndarray:
     ],
 )
 def test_dynamic_sizes_in_place_of_numbers(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    message = rf"{WHERE} does with a dynamic size what only numbers allow {LINE} \((Type|Key|Value)Error.*let dynamic_shapes not"
+    message = (
+        rf"{WHERE} does with a dynamic size what only numbers allow {LINE} \((Type|Key|Value)Error.*let dynamic_shapes"
+    )
     model = Model(lambda x: function(x) if isinstance(x.shape[0], torch.SymInt) else x)
     with pytest.raises(CaptureError, match=message):
         gradients(
