@@ -20,13 +20,13 @@ LARGEST_THRESHOLD = 2**25
 
 
 @functools.cache
-def _trim() -> Callable[[int], int] | None:
-    """malloc_trim of glibc; None with another C library."""
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """A function of glibc that other C libraries do not have; None with another one."""
     try:
-        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        function: Callable[..., int] = getattr(ctypes.CDLL(None), name)
     except (AttributeError, TypeError, OSError):
         return None
-    return trim
+    return function
 
 
 def return_freed_memory() -> None:
@@ -35,7 +35,7 @@ def return_freed_memory() -> None:
     glibc keeps freed blocks of up to 32 MiB, between which larger tensors do not fit: with weights of this size it
     holds several times the memory that is in use.
     """
-    if (trim := _trim()) is not None:
+    if (trim := _of_glibc("malloc_trim")) is not None:
         trim(0)
 
 
@@ -43,12 +43,16 @@ def return_freed_memory() -> None:
 def returned_when_freed() -> Iterator[None]:
     """A context in which glibc returns large blocks to the system as soon as they are freed.
 
-    Other blocks, and those of all sizes with another C library or under a threshold that the environment sets, are kept
-    as ever. As mallopt cannot return to glibc's changing threshold, it is at its largest value afterwards, which it
-    reaches in each process that frees tensors of that size.
+    Smaller blocks are kept. So are all with another C library, or if the environment sets a threshold. mallopt cannot
+    return to glibc's changing threshold: afterwards it is at its largest value, which it reaches in each process that
+    frees tensors of that size.
     """
-    option = _option()
-    if option is None or "MALLOC_MMAP_THRESHOLD_" in os.environ or "mmap_threshold" in os.environ.get(TUNABLES, ""):
+    option = _of_glibc("mallopt")
+    if (
+        option is None
+        or "MALLOC_MMAP_THRESHOLD_" in os.environ
+        or "mmap_threshold" in os.environ.get("GLIBC_TUNABLES", "")
+    ):
         yield
         return
     try:
@@ -56,19 +60,6 @@ def returned_when_freed() -> Iterator[None]:
         yield
     finally:
         _set_threshold(option, LARGEST_THRESHOLD)
-
-
-TUNABLES = "GLIBC_TUNABLES"
-
-
-@functools.cache
-def _option() -> Callable[[int, int], int] | None:
-    """mallopt of glibc; None with another C library."""
-    try:
-        option: Callable[[int, int], int] = ctypes.CDLL(None).mallopt
-    except (AttributeError, TypeError, OSError):
-        return None
-    return option
 
 
 def _set_threshold(option: Callable[[int, int], int], size: int) -> None:

@@ -19,7 +19,7 @@ Options = list[tuple[int, int]]
 def set_options(monkeypatch: pytest.MonkeyPatch) -> Options:
     """The calls of mallopt."""
     calls: Options = []
-    monkeypatch.setattr(freed_memory, "_option", lambda: lambda *call: calls.append(call) or 1)
+    monkeypatch.setattr(freed_memory, "_of_glibc", lambda name: lambda *call: calls.append(call) or 1)
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     return calls
@@ -67,6 +67,6 @@ def test_a_threshold_of_the_environment_is_kept(
 
 
 def test_other_c_libraries_have_no_such_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freed_memory, "_option", lambda: None)
+    monkeypatch.setattr(freed_memory, "_of_glibc", lambda name: None)
     with returned_when_freed():
         pass
