@@ -33,6 +33,7 @@ from onnx_ops.torch.garbage import collected_rarely
 from onnx_ops.torch.lowering.export import to_onnx
 from onnx_ops.torch.optimizers.plan import Optimizers, Plan
 from onnx_ops.torch.progress import Progress
+from onnx_ops.torch.rewriting.elementary_functions import functions_by_op
 from onnx_ops.torch.rewriting.renormalizing import renormalize
 from onnx_ops.torch.rewriting.selecting import select_by_op
 from onnx_ops.torch.rewriting.silus import silus_by_op
@@ -332,6 +333,7 @@ def _attempted(
     exported = to_onnx(traced, values, names, options.opset_version, where)
     select_by_op(exported)
     silus_by_op(exported)
+    functions_by_op(exported)
     renormalize(exported)
     progress.ended("translation to ONNX")
     ranges = tuple(found for found in traced.ranges if found.input in joint.arguments)

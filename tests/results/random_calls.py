@@ -23,7 +23,10 @@ from tests.ops import (
     hardsigmoid_backward,
     hardswish_backward_v2,
     hardtanh_backward,
+    inplace_cos,
+    inplace_log,
     inplace_normal,
+    inplace_sin,
     inplace_uniform,
     max_pool2d_with_indices,
     max_pool2d_with_indices_backward,
@@ -231,7 +234,7 @@ def _hardtanh(signature: Generator, values: Generator, taken: Taken) -> tuple[In
     return _pointwise(signature, values, taken), {name: float(np.float32(bound)) for name, bound in bounds.items()}
 
 
-def _silu(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+def _one_number(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
     return {"self": silu.normal(shape_of(int(signature.integers(6)), values), taken["self"], "x")}, {}
 
 
@@ -281,7 +284,10 @@ DRAWN: dict[str, Callable[[Generator, Generator, Taken], tuple[Inputs, Taken]]] 
     hardswish_backward_v2.OP: _without_attributes,
     hardtanh_backward.OP: _hardtanh,
     s_where.OP: _where,
-    silu.OP: _silu,
+    inplace_log.OP: _one_number,
+    inplace_sin.OP: _one_number,
+    inplace_cos.OP: _one_number,
+    silu.OP: _one_number,
     silu_backward.OP: _without_attributes,
     softmax_v2.OP: _softmax,
     softmax_backward.OP: _softmax_backward,

@@ -1,0 +1,1 @@
+"""Logarithm, sine and cosine."""
