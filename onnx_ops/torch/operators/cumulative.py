@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,17 +18,12 @@ from onnx_ops.torch.operators.recurrences import dtype_of_products, running_prod
 
 @replaces(torch.cumprod, torch.Tensor.cumprod)
 def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Each round doubles the number of factors."""
     rows = input.to(dtype or dtype_of_products(input)).clone()
-    if rows.dim() and is_symbolic(rows.shape[dim]):
+    if rows.dim() == 0:
+        return rows
+    if is_symbolic(rows.shape[dim]):
         return running_products(rows.movedim(dim, 0)).narrow(0, 1, rows.shape[dim]).movedim(0, dim)
-    size = int(rows.shape[dim]) if rows.dim() else 1
-    step = 1
-    while step < size:
-        ones = torch.ones_like(rows.narrow(dim, 0, step))
-        rows = rows * torch.cat([ones, rows.narrow(dim, 0, size - step)], dim)
-        step *= 2
-    return rows
+    return _combined(rows.movedim(dim, 0), torch.mul, 1).movedim(0, dim)
 
 
 def _running(name: str, kind: type[tuple[Tensor, ...]]) -> Callable[..., Any]:
@@ -46,14 +42,14 @@ def _running(name: str, kind: type[tuple[Tensor, ...]]) -> Callable[..., Any]:
             chosen |= best.isnan() & known.isnan()
         return torch.where(chosen & seen, order, -1).amax(-1)
 
-    def places_by_doubling(values: Tensor) -> Tensor:
+    def places_in_order(values: Tensor) -> Tensor:
         """As `places_of_few`, of an axis of known size: the last place up to which the extreme is that of its own."""
-        best = _doubled(values, larger, _extreme(values.dtype, least=name == "amax"))
-        chosen = values == best
+        rows = values.movedim(-1, 0)
+        chosen = rows == _combined(rows, larger, _extreme(values.dtype, least=name == "amax"))
         if values.dtype.is_floating_point:
-            chosen |= values.isnan()
-        order = torch.arange(values.shape[-1], device=values.device)
-        return _doubled(torch.where(chosen, order, 0), torch.maximum, 0)
+            chosen |= rows.isnan()
+        order = torch.arange(len(rows), device=values.device).view(-1, *[1] * (rows.dim() - 1))
+        return _combined(torch.where(chosen, order, 0), torch.maximum, 0).movedim(0, -1)
 
     def is_beyond(one: Tensor, other: Tensor) -> Tensor:
         beyond = one > other if name == "amax" else one < other
@@ -61,9 +57,9 @@ def _running(name: str, kind: type[tuple[Tensor, ...]]) -> Callable[..., Any]:
 
     def places(values: Tensor) -> Tensor:
         if not is_symbolic(values.shape[-1]):
-            return places_by_doubling(values)
+            return places_in_order(values)
         length, blocks = values.shape[-1], _in_blocks(values, _extreme(values.dtype, least=name == "amax"))
-        own = places_by_doubling(blocks)
+        own = places_in_order(blocks)
         last = own[..., -1]
         ends = blocks.gather(-1, last.unsqueeze(-1)).squeeze(-1)
         number = torch.arange(ends.shape[-1], device=values.device)
@@ -84,13 +80,20 @@ def _running(name: str, kind: type[tuple[Tensor, ...]]) -> Callable[..., Any]:
     return running
 
 
-def _doubled(values: Tensor, combine: Callable[[Tensor, Tensor], Tensor], filler: float) -> Tensor:
-    """The elements up to each place of the last axis, combined; each round doubles their number."""
-    step = 1
-    while step < values.shape[-1]:
-        values = combine(values, torch.constant_pad_nd(values, [step, -step], filler))
-        step *= 2
-    return values
+def _combined(rows: Tensor, combine: Callable[[Tensor, Tensor], Tensor], neutral: float) -> Tensor:
+    """What combines the rows up to each one, (n, ...) with constant n.
+
+    The rows of a long axis are combined within blocks, and each then with what combines the blocks before it.
+    """
+    count = len(rows)
+    if count <= FEW:
+        return torch.stack([*itertools.accumulate(rows.unbind(), combine)]) if count else rows
+    blocks = -(-count // FEW)
+    filled = torch.cat([rows, rows.new_full((blocks * FEW - count, *rows.shape[1:]), neutral)])
+    inside = [*itertools.accumulate(filled.unflatten(0, (blocks, FEW)).unbind(1), combine)]
+    before = _combined(inside[-1][:-1], combine, neutral)
+    before = torch.cat([torch.full_like(before[:1], neutral), before])
+    return combine(before.unsqueeze(1), torch.stack(inside, 1)).flatten(0, 1)[:count]
 
 
 def _extreme(dtype: torch.dtype, *, least: bool) -> float:
@@ -125,6 +128,9 @@ def _log_sums_of_few(rows: Tensor) -> Tensor:
     seen = places.unsqueeze(1) >= places
     return torch.where(seen, rows.unsqueeze(-2), -math.inf).logsumexp(-1)
 
+
+FEW = 8
+"""Rows that are combined one after the other."""
 
 # --- long axes in blocks ----------------------------------------------------------------------------------------------
 
