@@ -489,7 +489,7 @@ def test_jumps_are_rounded_too() -> None:
     exact = {"grad.weight": np.array([1.0, -0.4, 0.3]), "grad.bias": np.array([50.0])}
     near = {"grad.weight": np.array([1.0, -0.3, 0.3]), "grad.bias": np.array([50.0])}
     theirs = {name: array.astype(np.float32) for name, array in exact.items()}
-    tolerance = tolerances.rounding(theirs, near, exact)
+    tolerance = tolerances.rounding(theirs, near, exact, {})
     for off, agrees in ((0.1, True), (0.1007, True), (0.103, False)):  # 0.001 of 1 and 1e-5 of 50 more are allowed
         got = {name: array.astype(np.float32) for name, array in near.items()}
         got["grad.weight"][1] = np.float32(off - 0.4)
@@ -505,7 +505,7 @@ def test_errors_as_large_as_those_of_pytorch_are_rounding(own: float, most: floa
     """Ten times up to half of the largest entry, or twice, as in ResNet-50 with two small images."""
     exact = {"grad.weight": np.array([1.0, -0.4, 0.3]), "grad.bias": np.array([1.0, 0.5])}
     theirs = exact | {"grad.weight": np.array([1.0, -0.4 + own, 0.3], np.float32)}
-    found = tolerances.rounding(theirs, exact, exact)
+    found = tolerances.rounding(theirs, exact, exact, {})
     assert found["grad.weight"][0] == pytest.approx(most, abs=1e-3)
     assert found["grad.bias"][0] == pytest.approx(min(most, 0.5), abs=1e-3)
 
@@ -513,6 +513,59 @@ def test_errors_as_large_as_those_of_pytorch_are_rounding(own: float, most: floa
 def test_jumps_of_smooth_functions_are_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CaptureError, match=r"grad\.weight is off"):
         captured_with_a_jump(nn.Tanh(), monkeypatch)
+
+
+class Cosine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.cosine_similarity(x, x.detach(), dim=1)
+
+
+class Normalized(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.normalize(x, dim=1).square()
+
+
+VANISHING: dict[str, Callable[[], nn.Module]] = {
+    "softmax": lambda: nn.Softmax(1),
+    "layer norm": lambda: nn.LayerNorm(8, elementwise_affine=False),
+    "normalize": Normalized,
+    "cosine": Cosine,
+}
+
+
+def with_vanishing_gradients(layer: nn.Module, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), layer).to(dtype)
+    training_step(
+        model,
+        lambda m, x: m(x).sum(),
+        (torch.randn(6, 8, dtype=dtype),),
+        torch.optim.SGD(model.parameters(), 0.1),
+        dynamic_shapes=({0: Dim("n")},),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("make", VANISHING.values(), ids=VANISHING)
+def test_gradients_that_are_0_but_for_rounding(make: Callable[[], nn.Module], dtype: torch.dtype) -> None:
+    """Sums of normalized numbers, which no parameter changes: PyTorch's gradients have no digit to compare either."""
+    with_vanishing_gradients(make(), dtype)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e-5), (torch.float32, 1e-9), (torch.float64, 1e-11)])
+def test_faults_of_gradients_that_are_0(dtype: torch.dtype, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient that is not 0 in float64 either, also where it is less than the rounding errors of float32."""
+
+    def run(graph: verify.Graph, values: dict[str, Tensor]) -> dict[str, np.ndarray]:
+        got = honest(graph, values)
+        if "grad.0.weight" in got:
+            got["grad.0.weight"] = got["grad.0.weight"] + got["grad.0.weight"].dtype.type(size)
+        return got
+
+    honest = verify.Graph.run
+    monkeypatch.setattr(verify.Graph, "run", run)
+    with pytest.raises(CaptureError, match=r"grad\.0\.weight is off"):
+        with_vanishing_gradients(nn.Softmax(1), dtype)
 
 
 class OfOneAxis(nn.Module):

@@ -4,27 +4,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from onnx_ops.core.step_format import LOSS
 from onnx_ops.torch.base.errors import DifferenceError
 
-# Errors of sums in another order, relative to the largest entry of a tensor; those of wrong graphs are much larger. The
-# second number is relative to the largest entry of all tensors compared: a gradient that is 0 except for rounding, such
-# as that of a bias before a batch norm, is as large as the rounding errors of the others.
-Tolerance = tuple[float, float]
-TOLERANCES: Mapping[np.dtype, Tolerance] = {np.dtype(np.float64): (1e-8, 1e-11), np.dtype(np.float32): (1e-3, 1e-5)}
+
+class Tolerance(NamedTuple):
+    """The largest error of a tensor.
+
+    Attributes:
+        own: relative to its largest entry.
+        all_: relative to the largest entry of all tensors compared: a gradient that is 0 except for rounding, such as
+            that of a bias before a batch norm, is as large as the rounding errors of the others.
+        absolute: the least that is allowed.
+    """
+
+    own: float
+    all_: float
+    absolute: float = 0.0
+
+
+# Errors of sums in another order; those of wrong graphs are much larger.
+TOLERANCES: Mapping[np.dtype, Tolerance] = {
+    np.dtype(np.float64): Tolerance(1e-8, 1e-11),
+    np.dtype(np.float32): Tolerance(1e-3, 1e-5),
+}
 # bfloat16 rounds by up to 2**-9; where float32 sums in another order are rounded to another number, the difference of
 # 2**-8 reaches all later results. This holds for the float32 gradients of a step that computes under autocast too.
-SIXTEEN_BITS: Tolerance = (5e-2, 5e-3)
+SIXTEEN_BITS = Tolerance(5e-2, 5e-3)
 # A float32 graph that is converted to float64 has constants that were rounded to float32.
-WIDENED: Tolerance = (1e-5, 1e-7)
+WIDENED = Tolerance(1e-5, 1e-7)
 # Errors that are allowed in float32 if the graph is correct in float64: ten times PyTorch's error in float32, or the
 # effect of a change of the inputs that is about a hundred times as large as rounding, up to a relative error of 0.5, or
 # twice PyTorch's of the same tensor where that is larger. A graph in which the same input of a ReLU changes its sign
 # rounds too: the tolerance above is added to that effect.
 ROUNDING, LARGEST_ROUNDING = 10.0, 0.5
+# Results that are 0 but for rounding have no digit to compare. In float64 they may be off by this share of what
+# PyTorch's are off by in float32; by the second one if a graph is converted to float64, with constants in float32.
+VANISHING, VANISHING_WIDENED = 1e-6, 1e-3
 FLOATS = {np.dtype(np.float32), np.dtype(np.float64)}
 # Errors of rounding of an updated parameter, in machine epsilons, relative to each element.
 UPDATED = 4.0
@@ -125,7 +145,10 @@ def compare(
 
 
 def rounding(
-    theirs: Mapping[str, np.ndarray], near: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]
+    theirs: Mapping[str, np.ndarray],
+    near: Mapping[str, np.ndarray],
+    exact: Mapping[str, np.ndarray],
+    noise: Mapping[str, float],
 ) -> dict[str, Tolerance]:
     """The tolerances for rounding errors of a graph that is correct in float64, of floating results by name.
 
@@ -133,22 +156,33 @@ def rounding(
         theirs: PyTorch's results in float32.
         near: PyTorch's results of a computation in float64 for inputs with a relative change larger than rounding.
         exact: PyTorch's results of a computation in float64.
+        noise: what PyTorch's results in float32 are off by, of those that have no digit in float32.
     """
     largest = largest_of(exact)
-    own, all_ = TOLERANCES[np.dtype(np.float32)]
+    own, all_, _ = TOLERANCES[np.dtype(np.float32)]
     of_pytorch = {}
     errors = [own]
     for name, array in exact.items():
         size = largest_entry(array)
-        if array.dtype in FLOATS and size:
+        if array.dtype not in FLOATS:
+            continue
+        of_pytorch[name] = 0.0
+        if size:
             rounded, changed = ((_difference(each[name], array) - all_ * largest) / size for each in (theirs, near))
             of_pytorch[name] = rounded
             errors += [min(error, LARGEST_ROUNDING) for error in (ROUNDING * rounded, changed + own)]
     shared = max(errors)
     return {
-        name: (max(shared, 2 * error) if error > LARGEST_ROUNDING else shared, all_)
+        name: Tolerance(
+            max(shared, 2 * error) if error > LARGEST_ROUNDING else shared, all_, ROUNDING * noise.get(name, 0)
+        )
         for name, error in of_pytorch.items()
     }
+
+
+def errors_of_float32(single: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The largest error of floating results by name, of PyTorch's in float32 relative to those in float64."""
+    return {name: _difference(single[name], array) for name, array in exact.items() if array.dtype in FLOATS}
 
 
 def largest_of(arrays: Mapping[str, np.ndarray]) -> float:
@@ -222,5 +256,5 @@ def _allowed(dtype: np.dtype, size: float, largest: float, tolerance: Tolerance 
     """The allowed absolute error of an array with this largest entry; 0 for integers and booleans."""
     if dtype.kind in "iub":
         return 0.0
-    own, all_ = tolerance or TOLERANCES.get(dtype, SIXTEEN_BITS)
-    return own * size + all_ * largest
+    own, all_, absolute = tolerance or TOLERANCES.get(dtype, SIXTEEN_BITS)
+    return max(own * size + all_ * largest, absolute)

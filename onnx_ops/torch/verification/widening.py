@@ -6,7 +6,7 @@ PyTorch computes the same step in float64 within the context `Float64Computation
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import onnx
@@ -36,12 +36,15 @@ WIDE = {
 """The dtypes that PyTorch replaces in `Float64Computation`."""
 
 
-class Float64Computation(OperatorMode):
-    """A mode in which PyTorch computes in float64, whatever dtypes the code names and constants have."""
+class _Computation(OperatorMode):
+    """A mode in which PyTorch computes in other dtypes than the code names and constants have."""
 
-    def __enter__(self) -> Float64Computation:
+    replaced: ClassVar[Mapping[torch.dtype, torch.dtype]]
+    default: ClassVar[torch.dtype]
+
+    def __enter__(self) -> Self:
         self._default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
+        torch.set_default_dtype(self.default)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -54,15 +57,27 @@ class Float64Computation(OperatorMode):
         kwargs = kwargs or {}
         kept = {id(tensor) for tensor in written(func, args, kwargs)}
 
-        def wide(leaf: object) -> object:
+        def replace(leaf: object) -> object:
             if isinstance(leaf, torch.dtype):
-                return WIDE.get(leaf, leaf)
-            if isinstance(leaf, torch.Tensor) and leaf.dtype in WIDE and id(leaf) not in kept:
-                return leaf.to(WIDE[leaf.dtype])
+                return self.replaced.get(leaf, leaf)
+            if isinstance(leaf, torch.Tensor) and leaf.dtype in self.replaced and id(leaf) not in kept:
+                return leaf.to(self.replaced[leaf.dtype])
             return leaf
 
-        args, kwargs = tree_map(wide, (args, kwargs))
-        return tree_map(wide, func(*args, **kwargs))
+        args, kwargs = tree_map(replace, (args, kwargs))
+        return tree_map(replace, func(*args, **kwargs))
+
+
+class Float64Computation(_Computation):
+    """PyTorch computes in float64."""
+
+    replaced, default = WIDE, torch.float64
+
+
+class Float32Computation(_Computation):
+    """PyTorch computes in float32 what it would in float64."""
+
+    replaced, default = {torch.float64: torch.float32, torch.complex128: torch.complex64}, torch.float32
 
 
 def rounds_to_16_bits(model: onnx.ModelProto) -> bool:
