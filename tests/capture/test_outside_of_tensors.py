@@ -8,9 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from captures import gradients
+from captures import compared, gradients
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim
 
 from onnx_ops.torch import CaptureError
 from onnx_ops.torch.tracing.randomness import Random
@@ -161,6 +162,43 @@ def test_tensors_that_a_module_keeps_are_computed_in_each_step() -> None:
             return nn.functional.linear(x, self.kept)
 
     gradients(Keeping(3, 2), lambda model, x: model(x).sum(), (torch.ones(2, 3),))
+
+
+class Integrating(nn.Module):
+    """Adds its results up in a buffer, which has the shape of the batch from the first call on."""
+
+    memory: Tensor
+
+    def __init__(self, resets: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.resets = resets
+        self.register_buffer("memory", torch.zeros(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.resets:
+            self.memory = torch.zeros_like(self.memory)
+        for _ in range(2):
+            added = self.layer(x)
+            if self.memory.shape != added.shape:
+                self.memory = torch.zeros_like(added)
+            self.memory = 0.5 * self.memory.detach() + added
+        return self.memory
+
+
+def test_buffers_that_each_step_makes_anew_are_no_state() -> None:
+    """As the membrane potentials of spiking networks."""
+    model = Integrating(resets=True)
+    examples = [torch.randn(3, 3), torch.randn(5, 3), torch.randn(2, 3)]
+    capture = compared(model, lambda model, x: model(x).square().mean(), examples, {0: Dim("rows")})
+    assert set(capture.state) == {"layer.weight", "layer.bias"}
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_buffers_of_a_new_shape_that_the_next_step_reads_are_refused(check: bool) -> None:
+    message = r"shape of the buffer 'memory' from \(0,\) to \(3, 2\).*call the model once before the capture"
+    with pytest.raises(CaptureError, match=message):
+        gradients(Integrating(resets=False), lambda model, x: model(x).sum(), (torch.ones(3, 3),), check=check)
 
 
 def seeded(x: Tensor) -> Tensor:

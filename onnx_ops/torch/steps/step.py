@@ -28,6 +28,22 @@ EXCHANGED = 2**18
 """Elements that are copied at a time where two tensors exchange theirs."""
 
 
+class ReshapedError(CaptureError):
+    """A step changes the shapes of buffers.
+
+    Args:
+        shapes: of each of them, by name, before and after the step.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[torch.Size, torch.Size]]) -> None:
+        name, (before, after) = next(iter(shapes.items()))
+        super().__init__(
+            f"the step changes the shape of the buffer '{name}' from {tuple(before)} to {tuple(after)}, which state of"
+            " a graph cannot: if the first call of the model gives it its shape, call the model once before the capture"
+        )
+        self.shapes = shapes
+
+
 class _Call(torch.nn.Module):
     """The loss as a module that contains the model.
 
@@ -88,6 +104,11 @@ class JointStep:
         self.arguments = {name: tensor for name, tensor in tensors(self._given)}
         self.dynamic = dict(dimensions(self._given, shapes_by_name(self._given, dynamic_shapes)))
         self._check_names()
+
+    def leave(self, names: Collection[str]) -> None:
+        """Let buffers be attributes of their modules like any other, and no state of the step."""
+        self.buffers = {name: buffer for name, buffer in self.buffers.items() if name not in names}
+        self._references = References(self.model, self.parameters | self.buffers)
 
     def state(self) -> Tensors:
         """The current parameters and buffers, in the model's memory, and a seed of 0; complex ones as (..., 2)."""
@@ -205,13 +226,13 @@ class JointStep:
         if changed is None:
             info.replaced = [name for name in info.changed if storage_of(after[name]) != before[name][1]]
         changed_state = {name: as_real(after[name].detach()) for name in info.changed}
-        for name, tensor in changed_state.items():
-            if tensor.shape != values[name].shape:  # not that of `given`, which may have been resized in place
-                raise CaptureError(
-                    f"the step changes the shape of the buffer '{name}' from {tuple(values[name].shape)} to"
-                    f" {tuple(tensor.shape)}, which state of a graph cannot: if the first call of the model gives"
-                    " it its shape, call the model once before the capture"
-                )
+        shapes = {  # that of `given` may have been resized in place
+            name: (values[name].shape, tensor.shape)
+            for name, tensor in changed_state.items()
+            if tensor.shape != values[name].shape
+        }
+        if shapes:
+            raise ReshapedError(shapes)
         outputs |= {NEXT + name: tensor for name, tensor in changed_state.items()}
         if random.used:
             outputs[NEXT + SEED] = values[SEED] + 1

@@ -15,6 +15,15 @@ from onnx_ops.torch.tracing.frames import line_now
 from onnx_ops.torch.tracing.modes import OperatorMode, leaves_of
 from onnx_ops.torch.tracing.variables import containers, identities, tensors_of
 
+OF_SHAPES = {
+    f"aten::{name}"
+    for name in (
+        *("empty_like", "full_like", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like"),
+        *("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros"),
+    )
+}
+"""Operators that read of a tensor its shape and dtype alone."""
+
 Storages = dict[int, StorageWeakRef]
 """Storages by address, which is not reused as long as a weak reference exists."""
 
@@ -54,7 +63,8 @@ class Effects(OperatorMode):
                 " parts, as by torch.nn.utils.rnn.pad_sequence, and mask what is added, as in attention by attn_mask"
             )
         kwargs = kwargs or {}
-        self._read |= storages(leaves_of((args, kwargs)))
+        if func._schema.name not in OF_SHAPES:
+            self._read |= storages(leaves_of((args, kwargs)))
         self._written |= written_storages(func, args, kwargs)
         result = func(*args, **kwargs)
         self._returned |= storages(leaves_of(result))

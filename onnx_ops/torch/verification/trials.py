@@ -20,7 +20,7 @@ from torch.nn import functional
 from onnx_ops.core.step_format import GRADIENT, NEXT
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.steps.calls import RunInfo
-from onnx_ops.torch.steps.step import JointStep
+from onnx_ops.torch.steps.step import JointStep, ReshapedError
 from onnx_ops.torch.tracing.effects import Effects, Unregistered, storage_of, storages
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.substitution import Substitution
@@ -67,13 +67,28 @@ def trials(joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool = F
     Raises:
         CaptureError: the step has state that is neither a parameter nor a buffer.
     """
+    try:
+        return _trials(joint, info, scale, several=several)
+    except ReshapedError as error:
+        # Buffers of other shapes than before, which are not in the state_dict, may be what a step makes anew each time.
+        if not joint.persistent.isdisjoint(error.shapes):
+            raise
+        joint.leave(error.shapes)
+        info.effects = Effects()
+        return _trials(joint, info, scale, several=several, reshaped=error)
+
+
+def _trials(
+    joint: JointStep, info: RunInfo, scale: Tensors, *, several: bool, reshaped: ReshapedError | None = None
+) -> list[Trial]:
+    """As `trials`; `reshaped` is the error if the step reads buffers that an earlier one has left in other shapes."""
     start = joint.state() | joint.argument_values() | scale
     outside = Outside(joint.model, joint.loss)
     with preserved(joint.model), eager_mode():
         expected = joint.run(start, info)
         outside.first_run_ended()
         halves = _halves(expected)
-        _repeat(joint, start, expected, halves, info, outside)
+        _repeat(joint, start, expected, halves, info, outside, reshaped)
     if outside.may_be_a_cache():
         with preserved(joint.model), eager_mode():
             outside.compare(expected, joint.run(start, RunInfo()))
@@ -146,9 +161,11 @@ def _repeat(
     halves: Sequence[Collection[str]],
     info: RunInfo,
     outside: Outside,
+    reshaped: ReshapedError | None,
 ) -> None:
     """Run the step again, with what the first run has left in attributes, and compare the results."""
     unregistered = Unregistered(joint.model, joint.loss, info.effects)
+    left = [] if reshaped is None else [b for n, b in joint.model.named_buffers() if n in reshaped.shapes]
     for half in halves:
         repeated = RunInfo()
         try:
@@ -157,6 +174,8 @@ def _repeat(
         except Exception as error:  # by the user's code or PyTorch, as when kept tensors belong to a freed graph
             outside.failed(error)
             return
+        if reshaped is not None and any(map(repeated.effects.has_read, storages(left))):
+            raise reshaped
         unregistered.refuse(repeated.effects)
         if half is halves[0]:
             outside.second_run_ended()
