@@ -10,6 +10,7 @@ import linecache
 import math
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -86,7 +87,8 @@ class Conversions(TorchFunctionMode):
     """A mode in which the modules that are known to call int() or float() of such numbers have these in their place.
 
     Attributes:
-        modules: their names; one that calls Python's own while the mode is entered is known from the next time on.
+        modules: their names; one that calls Python's own while the mode is entered is known from the next time on, and
+            so is one whose code `note_checks` is told of.
     """
 
     def __init__(self) -> None:
@@ -118,6 +120,13 @@ class Conversions(TorchFunctionMode):
         if func in READS and isinstance(args[0], FakeTensor):
             self._note(sys._getframe(1), READS[func])
         return func(*args, **(kwargs or {}))
+
+    def note_checks(self, error: BaseException) -> None:
+        """Note the module of the code that has raised an error, if it asks what is an int or a float."""
+        for frame, _ in [*traceback.walk_tb(error.__traceback__)][-1:]:
+            if "isinstance" in frame.f_code.co_names:
+                for name in NAMES:
+                    self._note(frame, name)
 
     def _noting(self, method: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
         def noted(number: torch.SymInt | torch.SymFloat) -> Any:

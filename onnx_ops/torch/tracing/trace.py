@@ -243,7 +243,9 @@ def trace(
         known = len(conversions.modules)
         try:
             found = _followed(program)
-        except CaptureError:
+        except CaptureError as error:
+            for cause in causes(error):
+                conversions.note_checks(cause)
             if len(conversions.modules) > known:
                 continue
             if first is None:

@@ -228,6 +228,19 @@ def test_whole_numbers_of_sizes() -> None:
     assert "int" not in globals()
 
 
+def test_sizes_that_are_checked_to_be_numbers() -> None:
+    """As parameters of augmentations are in Kornia."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        if not (isinstance(x.shape[0], int) and x.shape[0] >= 0):
+            raise AssertionError(f"expected a positive integer, got {x.shape[0]}")
+        if not isinstance(0.5 * x.shape[0], float | int):
+            raise TypeError(f"expected a number, got {0.5 * x.shape[0]}")
+        return model(x).square().sum() / x.shape[0]
+
+    compared_at(nn.Linear(3, 2), loss, [(4, 3), (2, 3), (1, 3)], Dim("N"))
+
+
 def test_positions_around_the_centre() -> None:
     """Whose ends are fractions of a size, and which are as many as the size says."""
 
