@@ -403,6 +403,7 @@ def _verify(verification: Verification, pending: list[Trial], *, more: bool) -> 
         What makes the values of the trials that were compared.
     """
     compared = [pending[0].make]
+    verification.check_flags(pending[0])
     if (violated := verification.step(pending.pop(0))) is not None:
         raise CaptureError(f"the example violates a condition of the captured graph: {violated}")
     while pending:

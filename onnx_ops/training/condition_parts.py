@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -37,18 +38,48 @@ def check_parts(
     if found is not None:
         check_conditions(conditions, found)
         return
+    for own in condition_parts(model, conditions):
+        if (violated := own.problem(run(own.model))) is not None:
+            raise StepError(violated)
+
+
+@dataclass(frozen=True)
+class ConditionPart:
+    """The part of a step that computes a condition.
+
+    Attributes:
+        condition: the condition.
+        model: the part, with the outputs `holds` and those of `numbers`.
+        holds: the name of the output that says whether the condition holds.
+        numbers: the names of the numbers that it depends on, by their places.
+    """
+
+    condition: Condition
+    model: onnx.ModelProto
+    holds: str
+    numbers: Mapping[int, str]
+
+    def problem(self, found: Arrays | None) -> str | None:
+        """The error message for the part's outputs; None if they are missing, or the condition holds."""
+        if found is None or found[self.holds].all():
+            return None
+        values = np.full(max(self.numbers, default=-1) + 1, np.nan)
+        for place, name in self.numbers.items():
+            values[place] = found[name].item()
+        return self.condition.problem(values)
+
+
+def condition_parts(model: onnx.ModelProto, conditions: Sequence[Condition]) -> Iterator[ConditionPart]:
+    """The part of a step for each of its conditions."""
+    graph = model.graph
     parts = {node.output[0]: node.input for node in graph.node if node.op_type == "Concat"}
-    holds, numbers = parts.get(CONDITIONS, ()), parts.get(CONDITION_NUMBERS, ())
+    # A single one is the output itself.
+    holds, numbers = parts.get(CONDITIONS, [CONDITIONS]), parts.get(CONDITION_NUMBERS, [CONDITION_NUMBERS])
     for condition, name in zip(conditions, holds, strict=False):
         read = {number.place: numbers[number.place] for number in condition.numbers if number.place < len(numbers)}
         outputs = [helper.make_tensor_value_info(name, TensorProto.BOOL, (1,))]
         outputs += [helper.make_tensor_value_info(own, TensorProto.DOUBLE, (1,)) for own in {*read.values()}]
-        found = run(part(model, graph.input, outputs))
-        if found is not None and not found[name].all():
-            values = np.full(max(read, default=-1) + 1, np.nan)
-            for place, own in read.items():
-                values[place] = found[own].item()
-            raise StepError(condition.problem(values))
+        yield ConditionPart(condition, part(model, graph.input, outputs), name, read)
 
 
 def _check_failing_nodes(model: onnx.ModelProto, run: Callable[[onnx.ModelProto], Arrays | None]) -> None:

@@ -37,7 +37,7 @@ from onnx_ops.torch.verification.tolerances import (
 from onnx_ops.torch.verification.trials import Trial, disturbances
 from onnx_ops.torch.verification.updates import Updates
 from onnx_ops.torch.verification.widening import Float32Computation, Float64Computation, rounds_to_16_bits, to_float64
-from onnx_ops.training.condition_parts import check_parts
+from onnx_ops.training.condition_parts import check_parts, condition_parts
 from onnx_ops.training.conditions import check_conditions
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.step import Step
@@ -86,6 +86,28 @@ class Verification:
         self._tolerance = SIXTEEN_BITS if rounds_to_16_bits(model) else None
         self._state = {} if updates is None else updates.state()
         self._wide_graphs: dict[frozenset[str], Graph] = {}
+
+    def check_flags(self, first: Trial) -> None:
+        """Check that the first step does not end the conditions on buffers alone, as on a flag that is set by it.
+
+        Raises:
+            CaptureError: it does, so that all later steps would be refused.
+        """
+        buffers = self._joint.buffers.keys()
+        after = {name.removeprefix(NEXT): tensor for name, tensor in first.state.items()}
+        for own in condition_parts(self._model, self._conditions):
+            read = [value.name for value in own.model.graph.input]
+            changed = [name for name in read if name in after]
+            if not changed or not buffers >= set(read):
+                continue
+            if own.problem(_if_run(own.model, first.make() | after)) is not None:
+                condition = own.condition
+                code = f" ({condition.code})" if condition.code else ""
+                raise CaptureError(
+                    f"{condition.line}{code} decides by the buffer '{changed[0]}' what to do, which each step changes:"
+                    " the way of the example would be valid for the first step alone. If the first call of the model"
+                    " initializes it, call the model once before the capture"
+                )
 
     def step(self, trial: Trial, *, last: bool = False) -> str | None:
         """Compare the next step.

@@ -249,6 +249,49 @@ def test_flags_are_conditions_without_the_option() -> None:
         gradients(model, overwritten, (x,))
 
 
+class Initialized(nn.Module):
+    """Sets its shift by the first batch, as activation norm in normalizing flows does."""
+
+    done: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.shift = nn.Linear(3, 2), nn.Parameter(torch.zeros(2))
+        self.register_buffer("done", torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.layer(x)
+        if not self.done > 0:
+            with torch.no_grad():
+                self.shift.copy_(-hidden.mean(0))
+            self.done = torch.tensor(1.0)
+        return hidden + self.shift
+
+
+def test_steps_that_their_first_run_initializes_are_refused() -> None:
+    """The steps after it would take the other way."""
+
+    def initialized(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    torch.manual_seed(0)
+    model, x = Initialized(), torch.randn(5, 3)
+    message = (
+        r"test_conditions.py, line \d+ \(if not self.done > 0:\) decides by the buffer 'done'.*call the model once"
+    )
+    with pytest.raises(CaptureError, match=message):
+        gradients(model, initialized, (x,), specialize=True)
+    model(x)
+    trainer = Trainer(training_step(model, initialized, (x,), torch.optim.SGD(model.parameters(), lr=0.1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        value = initialized(model, x)
+        np.testing.assert_allclose(trainer.step(x=x.numpy())["loss"], value.item(), rtol=1e-5)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+
+
 def twice(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     rows = (labels > 1).nonzero()
     assert len(rows) == 2 * len(x)
