@@ -30,9 +30,11 @@ def training_step(*args: Any, **options: Any) -> Capture:
     return capture
 
 
-def compared(model: nn.Module, loss: Callable[..., Tensor], examples: list[Tensor], dims: dict[int, Dim]) -> Capture:
+def compared(
+    model: nn.Module, loss: Callable[..., Tensor], examples: list[Tensor], dims: dict[int, Dim], **options: Any
+) -> Capture:
     """Capture with the first example, and compare loss and gradients with float64 at all."""
-    capture = gradients(model, loss, (examples[0],), dynamic_shapes=(dims,))
+    capture = gradients(model, loss, (examples[0],), dynamic_shapes=(dims,), **options)
     session = onnx_ops.InferenceSession(capture.model)
     for x in examples:
         _compare(session, capture, loss, (model.double(), x.double()), x, bound=1e-5, least=1.0)

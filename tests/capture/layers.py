@@ -596,7 +596,7 @@ torch.special.i0e(x); torch.special.i1(9 * x); torch.special.i1e(x); torch.speci
 torch.special.log_ndtr(3 * x); torch.special.ndtri(x.sigmoid()); (x - 3).lgamma(); torch.mvlgamma(x.exp() + 2, 3);
 torch.special.xlog1py(x, x.exp()); torch.special.entr(x.exp());
 torch.special.gammainc(torch.ones_like(x), x.exp()); torch.special.gammaincc(x.sigmoid().detach(), x.exp());
-torch.special.zeta(2.5, x.exp()); x * torch.special.bessel_j0(x.detach());
+torch.special.zeta(2.5, x.exp()); torch.mul(0.3, x); x * torch.special.bessel_j0(x.detach());
 torch.polygamma(2, x.exp()); x.clamp(0, 0.7);
 torch.trapezoid(x); torch.cross(x[:, :3], x[:, 3:6], dim=1); torch.renorm(x, 2, 0, 1.0); x.cov(); x.corrcoef();
 torch.cumulative_trapezoid(x); torch.combinations(x[0]); torch.combinations(x[0], 3);

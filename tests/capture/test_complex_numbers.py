@@ -221,3 +221,26 @@ def test_means_of_dynamic_sizes() -> None:
         return waves.mean(0).abs().sum() + (waves - waves.mean((0, 1), keepdim=True)).abs().mean() + waves.mean().abs()
 
     compared(nn.Linear(4, 4), loss, [torch.randn(3, 4), torch.randn(5, 4)], {0: Dim("N")})
+
+
+def test_numbers_of_the_data_beside_complex_ones() -> None:
+    """As TimesNet folds a series by the periods that a Fourier transform finds."""
+
+    class Folding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.after = nn.Linear(12, 12), nn.Conv2d(1, 2, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.before(x)
+            frequency = int(torch.fft.rfft(x).abs().mean(0)[1:].argmax()) + 1
+            period = x.shape[1] // frequency
+            if x.shape[1] % period:
+                y = F.pad(y, (0, period - x.shape[1] % period))
+            result: Tensor = self.after(y.reshape(len(y), 1, -1, period))
+            return result.flatten(1)[:, : 2 * x.shape[1]]
+
+    torch.manual_seed(0)
+    waves = torch.cos(torch.arange(12) * (2 * torch.pi / 4)) + 0.1 * torch.randn(5, 12)
+    model = Folding()
+    compared(model, lambda model, x: model(x).sin().sum(), [waves[:3], waves], {0: Dim("N")}, specialize=True)

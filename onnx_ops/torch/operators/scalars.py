@@ -98,6 +98,12 @@ translates(aten.add.Tensor)(_scaled(core.aten_add))
 translates(aten.sub.Tensor)(_scaled(core.aten_sub))
 
 
+@translates(aten.mul.Tensor)
+def _product(self: float | Value, other: float | Value) -> Value:
+    """Also of a number and a tensor, in this order."""
+    return core.aten_mul.func(*((other, self) if isinstance(self, int | float) else (self, other)))
+
+
 @translates(aten.full.default)
 def _full(size: Sequence[int | Value], fill_value: float | Value, dtype: int = -1, **kwargs: Any) -> Value:
     """Without a dtype a Python number is a float32."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Interpreter, Node
+from torch.types import py_sym_types
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_any, tree_leaves
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.pairs import Pair, is_complex, parts
 from onnx_ops.torch.operators import TABLE
+from onnx_ops.torch.tracing.constants import depends_on_data
 from onnx_ops.torch.tracing.explanations import Locations
 
 aten = torch.ops.aten
@@ -90,7 +93,10 @@ class RealParts(Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if isinstance(target, OpOverload) and tree_any(is_complex, (args, kwargs, value)):
             return self._computed(n, target, args, kwargs)
-        return getattr(self, n.op)(target, args, kwargs)
+        result = getattr(self, n.op)(target, args, kwargs)
+        if isinstance(target, OpOverload) and depends_on_data(target):
+            _enter_values(value, result)
+        return result
 
     def _computed(self, node: Node, target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         base, name = target.overloadpacket, target._schema.name.removeprefix("aten::")
@@ -137,6 +143,26 @@ class RealParts(Interpreter):
                             " tensor in place; make a new one by torch.complex"
                         )
                     self._check_view(user)
+
+
+def _enter_values(first: Any, result: Any) -> None:
+    """Give the symbols of numbers and sizes that depend on data the values that they have in the first graph."""
+    for old, new in zip(_symbols(first), _symbols(result), strict=True):
+        values = new.node.shape_env.real_tensor_prop_unbacked_vals
+        if (value := values.get(_symbol(old))) is not None:
+            values[_symbol(new)] = value
+
+
+def _symbols(result: Any) -> list[Any]:
+    """The symbolic numbers, and sizes of tensors, in a result."""
+    numbers = (n for leaf in tree_leaves(result) for n in (leaf.shape if isinstance(leaf, Tensor) else [leaf]))
+    return [number for number in numbers if isinstance(number, py_sym_types)]
+
+
+def _symbol(number: Any) -> sympy.Basic:
+    """The symbol of a number; PyTorch has a bool as a symbol that is equal to 1."""
+    expr = number.node.expr
+    return expr.lhs if isinstance(expr, sympy.Eq) else expr
 
 
 def _alike(target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], complex_result: bool) -> Any:
