@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from unittest import mock
 
 import torch
+from torch.distributions import Distribution
 from torch.utils._pytree import tree_any, tree_map
 
 from onnx_ops.torch.tracing.preserving import OF_PYTORCH
@@ -16,7 +17,8 @@ class References:
     """The places in which modules have parameters and buffers.
 
     They are registered, under names that may contain dots. Attributes, and lists, tuples and dictionaries in them, may
-    have them too, as in `self.scales = [self.scale_0, self.scale_1]`, or be `self.scale_0.detach()`.
+    have them too, as in `self.scales = [self.scale_0, self.scale_1]`, or be `self.scale_0.detach()`. So may
+    distributions that are attributes: that of a prior in GPyTorch has its buffers.
 
     Args:
         model: the model.
@@ -34,9 +36,9 @@ class References:
             if id(tensor) in self._names
         ]
         self._found = [
-            (module, attribute, value)
-            for module in model.modules()
-            for attribute, value in vars(module).items()
+            (holder, attribute, value)
+            for holder in _holders(model)
+            for attribute, value in vars(holder).items()
             if attribute not in OF_PYTORCH and tree_any(lambda leaf: self._name(leaf) is not None, value)
         ]
 
@@ -52,8 +54,8 @@ class References:
             for registered, key, name in self._registered:
                 stack.callback(registered.__setitem__, key, registered[key])
                 registered[key] = given[name]
-            for module, attribute, value in self._found:
-                stack.enter_context(mock.patch.dict(vars(module), {attribute: tree_map(other, value)}))
+            for holder, attribute, value in self._found:
+                stack.enter_context(mock.patch.dict(vars(holder), {attribute: tree_map(other, value)}))
             yield
 
     def _name(self, leaf: object) -> str | None:
@@ -63,6 +65,19 @@ class References:
         if not isinstance(leaf, torch.Tensor) or leaf.requires_grad or leaf.layout is not torch.strided:
             return None
         return self._in_memory.get(_memory(leaf))
+
+
+def _holders(model: torch.nn.Module) -> Iterator[torch.nn.Module | Distribution]:
+    """The modules of a model, and the distributions that are attributes of these or of one another."""
+    waiting: list[torch.nn.Module | Distribution] = list(model.modules())
+    seen = {id(module) for module in waiting}
+    while waiting:
+        holder = waiting.pop()
+        yield holder
+        for value in vars(holder).values():
+            if isinstance(value, Distribution) and id(value) not in seen:
+                seen.add(id(value))
+                waiting.append(value)
 
 
 def _memory(tensor: torch.Tensor) -> Hashable:

@@ -294,6 +294,34 @@ def test_a_kept_reference_to_the_function_of_recomputations_is_refused() -> None
         gradients(nn.Linear(4, 1), lambda m, x: apply(m, True, x).mean(), (x,))
 
 
+def test_buffers_in_distributions_are_state() -> None:
+    """As those of priors in GPyTorch, whose base distribution has them too."""
+
+    class Prior(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+            self.register_buffer("spread", torch.tensor(0.5))
+            self.prior = torch.distributions.LogNormal(torch.tensor(0.0), self.spread, validate_args=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = super().forward(x).square().mean() - self.prior.log_prob(self.weight.exp()).sum()
+            return result
+
+    model, x = Prior(), torch.randn(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    spread = model.prior.base_dist.scale
+    trainer = onnx_ops.Trainer(training_step(model, lambda model, x: model(x), (x,), optimizer))
+    assert model.prior.base_dist.scale is spread
+    for value in (0.5, 2.0):
+        model.spread.fill_(value)
+        state = trainer.state_dict() | {"spread": np.array(value, np.float32)}
+        trainer.load_state_dict(state)
+        with torch.no_grad():
+            model.weight.copy_(torch.from_numpy(state["weight"]))
+            model.bias.copy_(torch.from_numpy(state["bias"]))
+        np.testing.assert_allclose(trainer.step(x=x.numpy())["loss"], model(x).item(), rtol=1e-5)
+
+
 class Listed(nn.Module):
     """Reads a view of a tensor that it has registered from a list."""
 
