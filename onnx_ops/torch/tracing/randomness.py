@@ -22,6 +22,7 @@ from onnx_ops.torch.base.sizes import Number
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.random_numbers import Generator
 from onnx_ops.torch.tracing.effects import written
+from onnx_ops.torch.tracing.frames import line_now
 from onnx_ops.torch.tracing.modes import OperatorMode, leaves_of
 
 
@@ -140,9 +141,10 @@ class Random(OperatorMode):
         own = generator is torch.default_generator
         draw = Draw(func, _digest(generator), None if own else generator)
         if draw in self._drawn:
+            line = line_now()
             raise CaptureError(
-                f"{func} draws the random numbers of an earlier draw again, by a generator in the same state, and a"
-                " graph draws others: draw them once, and use these"
+                f"{func} draws the random numbers of an earlier draw again{'' if line is None else f' at {line}'}, by a"
+                " generator in the same state, and a graph draws others: draw them once, and use these"
             )
         self._drawn.add(draw)
         self._before.setdefault(generator, generator.get_state())
