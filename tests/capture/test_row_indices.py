@@ -146,3 +146,14 @@ def test_an_index_of_rows_that_do_not_exist_is_an_error(dynamic: onnx_ops.torch.
     index[3] = wrong
     with pytest.raises(onnx_ops.torch.CaptureError, match="onnxruntime does not run"):
         Graph(dynamic.model).run({"weight": Dynamic().weight, "x": x, "index": index})
+
+
+@pytest.mark.parametrize("dims", [None, ({0: Dim("n")},)], ids=["static", "dynamic"])
+def test_sums_of_no_rows(dims: tuple[dict[int, Dim], ...] | None) -> None:
+    """As of an estimate without sources, in mixture invariant training; the capture is compared with PyTorch."""
+
+    def loss(network: nn.Module, x: Tensor) -> Tensor:
+        y = network(x)
+        return torch.stack([y[:, places].sum(1) for places in ([], [0, 2])], 1).square().mean()
+
+    captures.gradients(nn.Linear(5, 5), loss, (torch.randn(4, 3, 5),), dynamic_shapes=dims)

@@ -28,13 +28,15 @@ def index_rows(traced: GraphModule) -> None:
     """Replace gather and scatter_add with an expanded 1-D index by index_select and embedding_dense_backward.
 
     The latter has floating numbers, and a static number of rows; one of the other sizes may be dynamic. Sums in a
-    dynamic number of rows are left for `multiply_sparse`.
+    dynamic number of rows are left for `multiply_sparse`. Where nothing is added, nothing is left.
     """
     graph = traced.graph
     for node in list(graph.nodes):
         with graph.inserting_before(node):
             if node.target is aten.gather.default:
                 replaced = _selected(graph, *node.args[:3])
+            elif node.target in ADDING and 0 in sizes_of(node.args[3]):
+                replaced = node.args[0]
             elif node.target in ADDING and _may_be_replaced(node):
                 replaced = sums_of_rows(graph, *node.args)
             else:
