@@ -244,6 +244,11 @@ def wait_for(page: Page, state: str) -> None:
     page.wait_for_selector(f"body[data-state={state}]")
 
 
+def wait_for_frame(page: Page) -> None:
+    """Wait until figures are drawn: in the frame after the state, which the page shows at once."""
+    page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+
+
 def wait_for_steps(page: Page, count: int) -> None:
     deadline = time.monotonic() + SECONDS
     while len(history(page)["losses"]) < count:
@@ -337,6 +342,7 @@ class TestPage:
         wait_for_steps(page, 10)
         page.click("#pause")
         wait_for(page, "paused")
+        wait_for_frame(page)
         paused = shown(page), history(page)
         page.wait_for_timeout(300)
         assert (shown(page), history(page)) == paused
