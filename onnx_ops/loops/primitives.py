@@ -1,7 +1,7 @@
 """Functions that kernels may call, in plain Python, so that a kernel also runs without Numba.
 
-`native` and `elementary` in `onnx_ops.runtime` hold their compiled forms; `loops.memory`, `loops.tiles` and
-`loops.vectors` have more.
+`native`, `elementary` and `trigonometry` in `onnx_ops.runtime` hold their compiled forms; `loops.memory`, `loops.tiles`
+and `loops.vectors` have more.
 """
 
 from collections.abc import Callable
@@ -144,8 +144,12 @@ def log1p_approx(x: Number) -> Any:
     return np.log1p(x)
 
 
+LARGEST_ANGLE = 2.0**20
+"""Up to which `sin` and `cos` reduce an angle."""
+
+
 def sin(x: Number) -> Any:
-    """Sine of a float32 or float64 with abs(x) <= 2**20, in float64; unspecified for others.
+    """Sine of a float32 or float64 with abs(x) <= LARGEST_ANGLE, in float64; unspecified for others.
 
     Relative error <= 2e-10 for float32 x, 0.8 ulp for float64 x. -0 for -0.
     """

@@ -34,11 +34,23 @@ from numba.core.registry import cpu_target
 from numba.core.typing import Signature
 from numba.np.numpy_support import as_dtype
 
-from onnx_ops.runtime import cache, correlation, elementary, lanes, memory, native, progress, target, tiles, vectors
+from onnx_ops.runtime import (
+    cache,
+    correlation,
+    elementary,
+    lanes,
+    memory,
+    native,
+    progress,
+    target,
+    tiles,
+    trigonometry,
+    vectors,
+)
 from onnx_ops.runtime.loading import hide_all_but, linked
 from onnx_ops.runtime.process import STATE, keep
 
-IMPLEMENTATIONS = (native, memory, elementary, lanes, correlation, tiles, vectors)
+IMPLEMENTATIONS = (native, memory, elementary, trigonometry, lanes, correlation, tiles, vectors)
 """Modules that implement the functions of `primitives` for Numba when they are imported."""
 PACKAGE = Path(__file__).parents[1]
 SHARED = ("core/*.py", "loops/*.py", "ops/*.py", "runtime/**/*.py")

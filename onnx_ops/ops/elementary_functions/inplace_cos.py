@@ -15,9 +15,8 @@ from onnx_ops.core.space import Role
 from onnx_ops.core.types import TensorType
 from onnx_ops.loops import primitives
 from onnx_ops.loops.loop import Loop
-from onnx_ops.loops.primitives import Number, inlined
+from onnx_ops.loops.primitives import LARGEST_ANGLE, Number, inlined
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.elementary_functions._angles import REDUCED
 from onnx_ops.ops.elementary_functions._reference import function_of_self
 from onnx_ops.ops.elementwise import elementwise
 
@@ -72,7 +71,7 @@ def cos(x: Number, far: Number) -> tuple[Number, bool]:
 
 
 def kernel(call: Call) -> Loop:
-    return Loop(SIGNATURE.space, computing_type(call), cos, parameters=(REDUCED,))
+    return Loop(SIGNATURE.space, computing_type(call), cos, parameters=(LARGEST_ANGLE,))
 
 
 def body(b: Body) -> None:
