@@ -568,6 +568,28 @@ def test_faults_of_gradients_that_are_0(dtype: torch.dtype, size: float, monkeyp
         with_vanishing_gradients(nn.Softmax(1), dtype)
 
 
+def test_faults_of_gradients_that_overflow_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PyTorch is off by in float32 is infinite then, and no bound."""
+
+    def run(graph: verify.Graph, values: dict[str, Tensor]) -> dict[str, np.ndarray]:
+        got = honest(graph, values)
+        if "grad.0.weight" in got:
+            got["grad.0.weight"] = got["grad.0.weight"] * 1.01
+        return got
+
+    honest = verify.Graph.run
+    monkeypatch.setattr(verify.Graph, "run", run)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 1)).double()
+    with pytest.raises(CaptureError, match=r"grad\.0\.weight is off"):
+        training_step(
+            model,
+            lambda m, x: (m(x) ** 2 * 100).exp().sum(),
+            (torch.full((2, 4), 2.0, dtype=torch.float64),),
+            torch.optim.SGD(model.parameters(), 0.0),
+        )
+
+
 class OfOneAxis(nn.Module):
     """Layers side by side, each on images (batch, 4, 6) times a parameter."""
 

@@ -87,8 +87,8 @@ class Conversions(TorchFunctionMode):
     """A mode in which the modules that are known to call int() or float() of such numbers have these in their place.
 
     Attributes:
-        modules: their names; one that calls Python's own while the mode is entered is known from the next time on, and
-            so is one whose code `note_checks` is told of.
+        modules: their names; one that calls Python's own while the mode is entered is known from the next time on, as
+            is one that `note_checks` finds.
     """
 
     def __init__(self) -> None:

@@ -174,15 +174,16 @@ def rounding(
     shared = max(errors)
     return {
         name: Tolerance(
-            max(shared, 2 * error) if error > LARGEST_ROUNDING else shared, all_, ROUNDING * noise.get(name, 0)
+            max(shared, 2 * error) if error > LARGEST_ROUNDING else shared, all_, ROUNDING * noise.get(name, 0.0)
         )
         for name, error in of_pytorch.items()
     }
 
 
 def errors_of_float32(single: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The largest error of floating results by name, of PyTorch's in float32 relative to those in float64."""
-    return {name: _difference(single[name], array) for name, array in exact.items() if array.dtype in FLOATS}
+    """The largest error of floating results by name, of PyTorch's in float32; of results that overflow there none."""
+    errors = {name: _difference(single[name], array) for name, array in exact.items() if array.dtype in FLOATS}
+    return {name: error for name, error in errors.items() if math.isfinite(error)}
 
 
 def largest_of(arrays: Mapping[str, np.ndarray]) -> float:

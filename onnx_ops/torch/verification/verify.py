@@ -239,7 +239,7 @@ class Verification:
             single = None if near is None else self._in_single(_disturbed(_wide(values), seed), values, theirs)
             if near is not None and single is not None:
                 found = errors_of_float32(single, near)
-                noise = {name: max(error, found[name]) for name, error in noise.items()}
+                noise = {name: max(error, found.get(name, 0.0)) for name, error in noise.items()}
         return noise
 
     def _wide_graph(self, names: frozenset[str]) -> Graph:
