@@ -17,6 +17,8 @@ ROWS = 8
 """Rows of a tile."""
 PANEL = 2
 """Vectors of LANES elements in a row of a tile."""
+COLUMNS = 3
+"""Columns of a tile of dot products; kernels of convolutions often have a multiple of three elements."""
 
 
 def multiply_tile(
@@ -42,7 +44,7 @@ def multiply_tile(
         out[(places[place + r] + v*apart)*LANES + lane] = sum over t in [0, terms) and k in [0, channels) of
 
             image[rows[row_start + t*ROWS + r] + k // LANES * block + k % LANES]
-            * weights[v*panel + (starts[start + t] + k*step)*LANES + lane]
+            * weights[v*panel + starts[start + t] + k*step*LANES + lane]
 
     image, weights and out have one dtype, float32 or float64.
     """
@@ -52,7 +54,7 @@ def multiply_tile(
             for t in range(terms):
                 for lane in range(min(LANES, channels - b * LANES)):
                     x = image[int(rows[row_start + t * ROWS + r]) + b * block + lane]
-                    at = (int(starts[start + t]) + (b * LANES + lane) * step) * LANES
+                    at = int(starts[start + t]) + (b * LANES + lane) * step * LANES
                     for v in range(vectors):
                         with np.errstate(all="ignore"):
                             total[v] += x * weights[v * panel + at : v * panel + at + LANES]
@@ -96,6 +98,38 @@ def add_outer_products(
             at = (start + (r * PANEL + v) * step) * LANES
             with np.errstate(all="ignore"):
                 sums[at : at + LANES] += total[r, v]
+
+
+def add_dot_products(
+    sums: Array,
+    start: int,
+    a: Array,
+    a_starts: Array,
+    a_start: int,
+    b: Array,
+    b_starts: Array,
+    b_start: int,
+    offset: int,
+    vectors: int,
+) -> None:
+    """Add products of ROWS rows with COLUMNS rows, which are summed over the rows: for each row r, column c and lane
+
+        sums[(start + r*COLUMNS + c)*LANES + lane] += sum over t in [0, vectors) of
+
+            a[a_starts[a_start + r] + offset + t*LANES + lane] * b[b_starts[b_start + c] + t*LANES + lane]
+
+    sums, a and b have one dtype, float32 or float64.
+    """
+    for r in range(ROWS):
+        for c in range(COLUMNS):
+            total = np.zeros(LANES, sums.dtype)
+            for t in range(0, vectors * LANES, LANES):
+                at_a, at_b = int(a_starts[a_start + r]) + offset + t, int(b_starts[b_start + c]) + t
+                with np.errstate(all="ignore"):
+                    total += a[at_a : at_a + LANES] * b[at_b : at_b + LANES]
+            at = (start + r * COLUMNS + c) * LANES
+            with np.errstate(all="ignore"):
+                sums[at : at + LANES] += total
 
 
 def largest(numbers: Array, start: int, count: int) -> Any:

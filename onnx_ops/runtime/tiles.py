@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from onnx_ops.loops import tiles
 from onnx_ops.loops.memory import LANES
-from onnx_ops.loops.tiles import PANEL, ROWS
+from onnx_ops.loops.tiles import COLUMNS, PANEL, ROWS
 from onnx_ops.runtime.lanes import alignment, plus_product
 from onnx_ops.runtime.native import (
     MANY_REGISTERS,
@@ -111,7 +111,7 @@ def _multiply_tile(
                         at = load(builder, element_at(builder, rows, WORD, builder.add(row, WORD(r))), WORD)
                         sources[r] = element_at(builder, image, number, builder.add(at, ahead))
                     begin = load(builder, element_at(builder, starts, WORD, builder.add(start, t.index)), WORD)
-                    begin = builder.mul(builder.add(begin, builder.mul(first, step)), lanes)
+                    begin = builder.add(begin, builder.mul(first, ahead_of_lane))
                     panels = {
                         v: element_at(builder, weights, number, builder.add(begin, builder.mul(panel, WORD(v))))
                         for v in vectors
@@ -195,6 +195,67 @@ def _add_outer_products(
 
 
 implement(tiles.add_outer_products, _add_outer_products)
+
+
+@intrinsic
+def _add_dot_products(
+    typing: TypingContext,
+    sums: types.Type,
+    start: types.Type,
+    a: types.Type,
+    a_starts: types.Type,
+    a_start: types.Type,
+    b: types.Type,
+    b_starts: types.Type,
+    b_start: types.Type,
+    offset: types.Type,
+    vectors: types.Type,
+) -> Typed:
+    def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
+        sums, start, a, a_starts, a_start, b, b_starts, b_start, offset, vectors = args
+        number = context.get_value_type(signature.args[0].dtype)
+        align = alignment(number)
+        rows, lanes = (ROWS if MANY_REGISTERS else ROWS // 2), LANES if MANY_REGISTERS else LANES // 2
+        if isinstance(number, ir.DoubleType):
+            lanes //= 2
+        vector = ir.VectorType(number, lanes)
+
+        def row_at(numbers: ir.Value, starts: ir.Value, index: ir.Value, ahead: ir.Value) -> ir.Value:
+            begin = load(builder, element_at(builder, starts, WORD, index), WORD)
+            return element_at(builder, numbers, number, builder.add(begin, ahead))
+
+        def emit(own: range, first_lane: int) -> None:
+            with builder.goto_entry_block():
+                totals = {(r, c): builder.alloca(vector) for r in own for c in range(COLUMNS)}
+            for total in totals.values():
+                builder.store(ir.Constant(vector, None), total)
+            ahead = builder.add(offset, WORD(first_lane))
+            a_rows = {r: row_at(a, a_starts, builder.add(a_start, WORD(r)), ahead) for r in own}
+            b_rows = [row_at(b, b_starts, builder.add(b_start, WORD(c)), WORD(first_lane)) for c in range(COLUMNS)]
+            with cgutils.for_range(builder, vectors, intp=WORD) as t:
+                at = builder.mul(t.index, WORD(LANES))
+                columns = [load(builder, element_at(builder, row, number, at), vector, align=align) for row in b_rows]
+                for r in own:
+                    x = load(builder, element_at(builder, a_rows[r], number, at), vector, align=align)
+                    for c, y in enumerate(columns):
+                        total = totals[r, c]
+                        builder.store(plus_product(builder, builder.load(total), x, y), total)
+            for (r, c), total in totals.items():
+                at = builder.mul(builder.add(start, WORD(r * COLUMNS + c)), WORD(LANES))
+                target = element_at(builder, sums, number, builder.add(at, WORD(first_lane)))
+                so_far = load(builder, target, vector, align=align)
+                store(builder, builder.fadd(so_far, builder.load(total)), target, align=align)
+
+        for r in range(0, ROWS, rows):
+            for first_lane in range(0, LANES, lanes):
+                emit(range(r, r + rows), first_lane)
+        return context.get_dummy_value()
+
+    word = types.int64
+    return types.none(sums, word, a, a_starts, word, b, b_starts, word, word, word), codegen
+
+
+implement(tiles.add_dot_products, _add_dot_products)
 
 
 @intrinsic

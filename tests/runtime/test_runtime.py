@@ -41,8 +41,10 @@ from onnx_ops.loops.memory import (
 from onnx_ops.loops.primitives import exp_of_difference
 from onnx_ops.loops.records import Numbers, Table, record_of
 from onnx_ops.loops.tiles import (
+    COLUMNS,
     PANEL,
     ROWS,
+    add_dot_products,
     add_outer_products,
     add_products,
     correlate,
@@ -718,10 +720,11 @@ def test_tile_of_a_product(dtype: npt.DTypeLike, vectors: int) -> None:
     """Sums of whole numbers, which are exact."""
     rng = np.random.default_rng(28)
     image, weights = rng.integers(-9, 9, 160).astype(dtype), rng.integers(-9, 9, (2, 21, 3, LANES)).astype(dtype)
-    rows, starts, places = rng.integers(0, 5, (2, ROWS)) * LANES, np.array([2, 0]), rng.permutation(ROWS)
+    rows, starts, places = rng.integers(0, 5, (2, ROWS)) * LANES, np.array([2 * LANES, 5]), rng.permutation(ROWS)
     expected = np.zeros((2, ROWS, LANES), dtype)
     for t, r, k in np.ndindex(2, ROWS, 21):
-        expected[:, places[r]] += image[rows[t, r] + k // LANES * 80 + k % LANES] * weights[:, k, starts[t]]
+        seen = weights[:, k].reshape(2, 3 * LANES)[:, starts[t] : starts[t] + LANES]
+        expected[:, places[r]] += image[rows[t, r] + k // LANES * 80 + k % LANES] * seen
     expected[vectors:] = 7  # left as they are
     function = multiply_in_float if dtype == FLOAT32 else multiply_in_double
     indices = np.concatenate([rows.reshape(-1), starts, [vectors]])
@@ -759,6 +762,37 @@ def test_sums_of_outer_products(dtype: npt.DTypeLike, vectors: int) -> None:
     for run in (natively(function, 4), function):
         got = np.ones((ROWS, 2, 3, LANES), dtype)
         run(*(array.ctypes.data for array in (got, image, grad)), vectors)
+        np.testing.assert_array_equal(got, expected)
+
+
+def dot_products_in_float(sums: int, a: int, b: int, starts: int, vectors: int) -> None:
+    """Products for the third tile of sums, of rows from the second on."""
+    given = array_at(sums, 4 * ROWS * COLUMNS * LANES, np.float32), 2 * ROWS * COLUMNS, array_at(a, 900, np.float32)
+    rows, columns = array_at(starts, ROWS + 1, np.int64), array_at(starts + 8 * (ROWS + 1), COLUMNS + 1, np.int64)
+    add_dot_products(*given, rows, 1, array_at(b, 900, np.float32), columns, 1, 7, vectors)
+
+
+def dot_products_in_double(sums: int, a: int, b: int, starts: int, vectors: int) -> None:
+    given = array_at(sums, 4 * ROWS * COLUMNS * LANES, np.float64), 2 * ROWS * COLUMNS, array_at(a, 900, np.float64)
+    rows, columns = array_at(starts, ROWS + 1, np.int64), array_at(starts + 8 * (ROWS + 1), COLUMNS + 1, np.int64)
+    add_dot_products(*given, rows, 1, array_at(b, 900, np.float64), columns, 1, 7, vectors)
+
+
+@pytest.mark.parametrize("vectors", [0, 1, 5])
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
+def test_tile_of_dot_products(dtype: npt.DTypeLike, vectors: int) -> None:
+    """Sums of whole numbers, which are exact."""
+    rng = np.random.default_rng(31)
+    a, b = rng.integers(-9, 9, 900).astype(dtype), rng.integers(-9, 9, 900).astype(dtype)
+    starts = rng.integers(0, 800, ROWS + COLUMNS + 2)
+    expected = np.ones((4, ROWS, COLUMNS, LANES), dtype)
+    for r, c, t in np.ndindex(ROWS, COLUMNS, vectors):
+        x, y = starts[1 + r] + 7 + t * LANES, starts[ROWS + 2 + c] + t * LANES
+        expected[2, r, c] += a[x : x + LANES] * b[y : y + LANES]
+    function = dot_products_in_float if dtype == FLOAT32 else dot_products_in_double
+    for run in (natively(function, 5), function):
+        got = np.ones((4, ROWS, COLUMNS, LANES), dtype)
+        run(*(array.ctypes.data for array in (got, a, b, starts)), vectors)
         np.testing.assert_array_equal(got, expected)
 
 

@@ -70,10 +70,15 @@ class Blocks(Protocol):
     lines: int  # of a task by lines
     columns: int  # places of each of its lines
     product_tasks: int
+    by_input_lines: int  # 1: the gradient of the input is computed by lines
     rows_are_inputs: int  # 1: rows of the tiles of the gradient of the weights are inputs, else outputs
     taps: int  # taps of a task of the gradient of the weights
     tiles: int  # tiles of a task of it, below one another
     weight_tasks: int
+    by_weight_lines: int  # 1: the gradient of the weights is computed by lines
+    sums: int  # address of the sums of its tasks
+    runs: int  # of lines, for each group
+    chunks: int  # of runs, each of which is a task
     bias_tasks: int
 
 
@@ -202,6 +207,19 @@ def image_tasks(layout: Blocks, blocks: int, sizes: Sequence[int]) -> int:
     return ceil_divide(layout.samples * layout.groups * blocks, planes_per_task(sizes))
 
 
+@helper
+def first_window(layout: Blocks, axis: int, offset: int, least: int) -> int:
+    """First window, not before `least`, whose element at `offset` from its begin is not before the input."""
+    return int(max(ceil_divide(layout.before[axis] - offset, layout.stride[axis]), least))
+
+
+@helper
+def window_count(layout: Blocks, axis: int, offset: int, first: int, end: int) -> int:
+    """Number of windows from `first` on, before `end`, whose element at `offset` is not behind the input."""
+    last = (layout.length[axis] - 1 + layout.before[axis] - offset) // layout.stride[axis]
+    return int(max(min(last + 1, end) - first, 0))
+
+
 # --- interleaving ----------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +275,8 @@ def interleave_windows(layout: Blocks, number: int, source: int, element_type: i
     """A task: interleave some planes of the gradient of the output; returns whether there was memory."""
     if not interleave_planes(layout, number, layout.outputs, layout.count, source, element_type, layout.windows, dtype):
         return False
-    if layout.packed and layout.weight_tasks > 0:  # multiplied with the zeros of padded lines
+    if layout.packed and layout.weight_tasks > 0 and not layout.by_weight_lines:
+        # They are multiplied with the zeros of padded lines.
         plane, per_task = plane_of(layout.count), planes_per_task(layout.count)
         planes = min(per_task, layout.samples * layout.groups * blocks_of(layout.outputs) - number * per_task)
         begin = layout.windows + number * per_task * plane * size_of(dtype)

@@ -31,7 +31,7 @@ MOST_PRODUCTS = 48 * 48
 MOST_PLACES = 1024
 """Approximate number of places of an output that a task computes."""
 MOST_COPIED = 1 << 16
-"""Approximate number of elements of the copies of a task, unless a vector of places has more."""
+"""As `split_into_lines` takes it."""
 
 
 @helper
@@ -61,12 +61,21 @@ def split_lines(layout: Blocks) -> None:
         layout.length[2] = layout.count[2] = volume(layout.count)
         for axis in range(AXES - 1):
             layout.length[axis] = layout.count[axis] = 1
+    split_into_lines(layout, MOST_COPIED)
+
+
+@helper
+def split_into_lines(layout: Blocks, most_copied: int) -> None:
+    """Split the output into tasks of adjacent lines, or of a part of one.
+
+    most_copied: approximate number of elements of the copies of a task, unless a vector of places has more.
+    """
     width, height = layout.count[2], layout.count[1]
     if layout.samples * layout.groups * layout.outputs * volume(layout.count) == 0:
         layout.product_tasks = 0
         return
     copies = layout.inputs * layout.kernel[0] * layout.kernel[2] * max(layout.stride[1], 1)
-    places = min(max(MOST_COPIED // copies, LANES), MOST_PLACES)
+    places = min(max(most_copied // copies, LANES), MOST_PLACES)
     layout.columns = min(width, ceil_divide(places, LANES) * LANES)
     lines = places // width if layout.columns == width else 1
     # Between windows that are further apart than their size, lines are not read.
@@ -76,15 +85,29 @@ def split_lines(layout: Blocks) -> None:
 
 
 @helper
-def divide_line(line: Array, stride: int, each: int, phases: Array) -> None:
-    """phases[p*each + i] = line[i*stride + p] for p in [0, stride) and i in [0, each)."""
-    for p in range(stride):
-        if stride == 2:  # which LLVM vectorizes if it knows it
-            for i in range(each):
-                phases[p * each + i] = line[2 * i + p]
-        else:
-            for i in range(each):
-                phases[p * each + i] = line[i * stride + p]
+def room_of_copies(lines: int, step: int, columns: int) -> int:
+    """Elements of the copies of lines for one tap along them, in whole vectors; arguments as in `copy_lines`."""
+    return ceil_divide(ceil_divide(lines, step) * step * columns, LANES) * LANES
+
+
+@helper
+def copied_line(line: int, lines: int, step: int) -> int:
+    """Index of a line among its copies."""
+    return line % step * ceil_divide(lines, step) + line // step
+
+
+@helper
+def copy_every(line: Array, first: int, stride: int, count: int, out: Array, at: int) -> None:
+    """out[at + k] = line[first + k*stride] for k in [0, count)."""
+    if stride == 2:  # LLVM vectorizes these strides if it knows them
+        for k in range(count):
+            out[at + k] = line[first + 2 * k]
+    elif stride == 4:
+        for k in range(count):
+            out[at + k] = line[first + 4 * k]
+    else:
+        for k in range(count):
+            out[at + k] = line[first + k * stride]
 
 
 @helper
@@ -96,55 +119,66 @@ def copy_lines(
     begin: tuple[int, int, int],
     lines: int,
     columns: int,
-    apart: int,
+    step: int,
+    taps: int,
     copies: Array,
     dtype: Floating,
 ) -> bool:
     """Copy lines of all channels, once for each tap along them; returns whether there was memory.
 
+    Lines that adjacent windows begin with are adjacent, so that lines of an output are sums of contiguous copies.
+    Everything else is zero: numbers that happen to be in memory may be subnormal, with which processors are slow.
+
     Args:
         image: address of the input.
         own: index of the group of the sample.
         begin: where the first window begins along each spatial axis, which may lie in the padding.
-        lines: number of lines of a copy.
+        lines: number of lines to copy.
         columns: number of windows along a line.
-        apart: distance of lines in `copies`.
-        copies: by channel, tap along the first spatial axis, tap along the line, and line.
+        step: distance of the lines that adjacent windows begin with.
+        taps: number of taps along a line.
+        copies: by channel, tap along the first spatial axis and tap along the line; then in the order of `copied_line`.
+            At the end is room for one vector more.
     """
     inputs, length, kernel, stride = layout.inputs, layout.length, layout.kernel, layout.stride[2]
-    span, size, width = (columns - 1) * stride + kernel[2], item_size(element_type), size_of(dtype)
+    dilation, reach = layout.dilation, (taps - 1) * layout.dilation[2]
+    span, size, width = (columns - 1) * stride + reach + 1, item_size(element_type), size_of(dtype)
+    room, slots = room_of_copies(lines, step, columns), ceil_divide(lines, step) * step
+    for k in range(LANES):
+        copies[inputs * kernel[0] * taps * room + k] = like(0, copies[0])
     first, end = min(max(begin[2], 0), begin[2] + span), max(min(begin[2] + span, length[2]), begin[2])
     before, count = first - begin[2], max(end - first, 0)
     is_direct = count == span and stride == 1 and size == width
-    each = columns + (kernel[2] - 1) // stride  # places of a phase, a remainder of division by the stride
-    memory, line, phases = allocate((max(each * stride, span), dtype), (each * stride, dtype))
+    memory, line = allocate((span, dtype))
     if memory == 0:
         return False
-    for k in range(max(each * stride, span)):
+    for k in range(span):
         line[k] = like(0, line[0])
     for c in range(inputs):
         for a in range(kernel[0]):
-            at = (c * kernel[0] + a) * kernel[2] * lines * apart
-            for j in range(lines):
-                z, y = begin[0] + a, begin[1] + j
-                to = at + j * apart
-                if z < 0 or z >= length[0] or y < 0 or y >= length[1]:
-                    for i in range(kernel[2]):
+            at = (c * kernel[0] + a) * taps * room
+            for i in range(taps):
+                for k in range(slots * columns, room):
+                    copies[at + i * room + k] = like(0, copies[0])
+            for j in range(slots):
+                z, y = begin[0] + a * dilation[0], begin[1] + j
+                to = at + copied_line(j, lines, step) * columns
+                if j >= lines or z < 0 or z >= length[0] or y < 0 or y >= length[1]:
+                    for i in range(taps):
                         for k in range(columns):
-                            copies[to + i * lines * apart + k] = like(0, copies[0])
+                            copies[to + i * room + k] = like(0, copies[0])
                     continue
                 place = (((own * inputs + c) * length[0] + z) * length[1] + y) * length[2] + first
                 source = image + place * size
                 if not is_direct:
                     read_row(source, element_type, count, tail(line, before))
                     source = address_of(line)
-                if stride > 1:
-                    divide_line(line, stride, each, phases)
-                for i in range(kernel[2]):
-                    shifted = source + i * width
+                for i in range(taps):
+                    offset, at_tap = i * dilation[2], to + i * room
                     if stride > 1:
-                        shifted = address_of(phases) + (i % stride * each + i // stride) * width
-                    copy_bytes(shifted, address_of(copies) + (to + i * lines * apart) * width, columns * width)
+                        copy_every(line, offset, stride, columns, copies, at_tap)
+                    else:
+                        copy_bytes(source + offset * width, address_of(copies) + at_tap * width, columns * width)
     free(memory)
     return True
 
@@ -159,55 +193,57 @@ def first_place(layout: Blocks, number: int) -> tuple[int, int, int, int]:
 
 
 @helper
-def write_tables(layout: Blocks, lines: int, blocks: int, room: int, starts: Array, places: Array) -> None:
-    """Write where the copies of each line of a window begin, and the results of each row of a tile, in vectors."""
-    kernel = layout.kernel
-    for t in range(layout.inputs * kernel[0] * kernel[1]):
-        starts[t] = (t // kernel[1] * kernel[2] * lines + t % kernel[1]) * blocks
-    for r in range(ROWS):
-        places[r] = r * room
+def write_rows(first: int, valid: int, terms: int, each: int, rows: Array) -> None:
+    """Write where the weights of each row of a tile begin, whose first `valid` rows are channels from `first` on.
 
-
-@helper
-def steps_of(layout: Blocks) -> tuple[int, int]:
-    """The number of parts of the weights of a channel whose copies are adjacent, and of weights in each.
-
-    These are the lines of windows; where a window is one line, the copies of all channels are adjacent.
+    A channel has `terms` times `each` weights.
     """
-    lines = layout.kernel[0] * layout.kernel[1]
-    if lines == 1:
-        return 1, layout.inputs * layout.kernel[2]
-    return layout.inputs * lines, layout.kernel[2]
-
-
-@helper
-def write_rows(layout: Blocks, first: int, valid: int, rows: Array) -> None:
-    """Write where the weights of each row of a tile begin, whose first `valid` rows are channels from `first` on."""
-    steps, taps = steps_of(layout)
-    for t in range(steps):
+    for t in range(terms):
         for r in range(ROWS):
-            rows[t * ROWS + r] = ((first + min(r, valid - 1)) * steps + t) * taps
+            rows[t * ROWS + r] = ((first + min(r, valid - 1)) * terms + t) * each
 
 
 @helper
-def multiply_line(
-    layout: Blocks,
+def multiply_copies(
     weights: Array,
     rows: Array,
-    line: Array,
+    terms: int,
+    each: int,
+    copies: Array,
     starts: Array,
     plane: int,
-    blocks: int,
     out: Array,
     places: Array,
+    blocks: int,
 ) -> None:
-    """A line of `blocks` vectors of the output in the channels of a tile; `plane` vectors are between adjacent taps."""
-    steps, taps = steps_of(layout)
+    """Products of the weights of a tile of channels with `blocks` vectors of copies.
+
+    Args:
+        rows, terms, each: as in `write_rows`.
+        starts: where the copies of the first weight of each term begin.
+        plane: distance of the copies for adjacent weights.
+        places: for ROWS indices.
+    """
+    for r in range(ROWS):
+        places[r] = r * blocks
     for block in range(0, blocks, PANEL):
         multiply_tile(
-            weights, rows, 0, steps, taps, LANES, tail(line, block * LANES), starts, 0, LANES, plane,
+            weights, rows, 0, terms, each, LANES, tail(copies, block * LANES), starts, 0, LANES, plane // LANES,
             tail(out, block * LANES), places, 0, 1, min(blocks - block, PANEL),
         )  # fmt: skip
+
+
+@helper
+def order_lines(layout: Blocks, given: Array, weights: Array) -> None:
+    """Order the weights of each channel of the output by line of the window, channel of the input, and other taps."""
+    kernel, taps, to = layout.kernel, volume(layout.kernel), 0
+    for o in range(layout.outputs):
+        for b in range(kernel[1]):
+            for i in range(layout.inputs * kernel[0]):
+                at = o * layout.inputs * taps + (i * kernel[1] + b) * kernel[2]
+                for c in range(kernel[2]):
+                    weights[to] = given[at + c]
+                    to += 1
 
 
 @helper
@@ -225,36 +261,36 @@ def multiply_lines(
     own, z, y, x = first_place(layout, number)
     columns, lines = min(layout.columns, count[2] - x), min(layout.lines, count[1] - y)
     begin = z * stride[0] - layout.before[0], y * stride[1] - layout.before[1], x * stride[2] - layout.before[2]
-    blocks, terms = ceil_divide(columns, LANES), layout.inputs * kernel[0] * kernel[1]
-    each, seen, apart = terms * kernel[2], (lines - 1) * stride[1] + kernel[1], blocks * LANES
-    room, size = ceil_divide(lines * columns, LANES) + PANEL, item_size(element_type)
-    memory, weights, copies, rows, starts, places, result = allocate(
-        (outputs * each, dtype), (layout.inputs * kernel[0] * kernel[2] * seen * apart, dtype),
-        (terms * ROWS, np.int64), (terms, np.int64), (ROWS, np.int64), (ROWS * room * LANES, dtype),
+    each, seen, run = layout.inputs * kernel[0] * kernel[2], (lines - 1) * stride[1] + kernel[1], lines * columns
+    step, blocks, size = min(stride[1], seen), ceil_divide(run, LANES), item_size(element_type)
+    plane = room_of_copies(seen, step, columns)
+    memory, given, weights, copies, rows, starts, places, result = allocate(
+        (outputs * kernel[1] * each, dtype), (outputs * kernel[1] * each, dtype), (each * plane + LANES, dtype),
+        (kernel[1] * ROWS, np.int64), (kernel[1], np.int64), (ROWS, np.int64), (ROWS * blocks * LANES, dtype),
     )  # fmt: skip
     if memory == 0:
         return False
-    read_row(weight + own % layout.groups * outputs * each * size, element_type, outputs * each, weights)
-    finite = is_finite(weights, outputs * each)
-    if not copy_lines(layout, image, element_type, own, begin, seen, columns, apart, copies, dtype):
+    numbers = outputs * kernel[1] * each
+    read_row(weight + own % layout.groups * numbers * size, element_type, numbers, given)
+    order_lines(layout, given, weights)
+    finite = is_finite(weights, numbers)
+    if not copy_lines(layout, image, element_type, own, begin, seen, columns, step, kernel[2], copies, dtype):
         free(memory)
         return False
-    write_tables(layout, seen, blocks, room, starts, places)
+    for b in range(kernel[1]):
+        starts[b] = copied_line(b, seen, step) * columns
     for first in range(0, outputs, ROWS):
         valid = min(outputs - first, ROWS)
-        write_rows(layout, first, valid, rows)
-        for k in range(lines):
-            line, out = tail(copies, k * stride[1] * apart), tail(result, k * columns)
-            if finite:  # the numbers behind the end of a line are overwritten by the next one
-                multiply_line(layout, weights, rows, line, starts, seen * blocks, blocks, out, places)
-                continue
-            from_line = begin[0], begin[1] + k * stride[1], begin[2]
-            for r in range(valid):
-                own_weights, row = tail(weights, (first + r) * each), tail(out, r * room * LANES)
-                add_alone(layout, own_weights, line, starts, from_line, seen * apart, columns, row)
+        write_rows(first, valid, kernel[1], each, rows)
+        if finite:
+            multiply_copies(weights, rows, kernel[1], each, copies, starts, plane, result, places, blocks)
         for r in range(valid):
+            row = tail(result, r * blocks * LANES)
+            if not finite:
+                own_weights = tail(weights, (first + r) * kernel[1] * each)
+                add_alone(layout, own_weights, copies, starts, begin, plane, lines, columns, row)
             place = (((own * outputs + first + r) * count[0] + z) * count[1] + y) * count[2] + x
-            write_row(tail(result, r * room * LANES), element_type, lines * columns, target + place * size)
+            write_row(row, element_type, run, target + place * size)
     free(memory)
     return True
 
@@ -267,23 +303,24 @@ def add_alone(
     starts: Array,
     begin: tuple[int, int, int],
     plane: int,
+    lines: int,
     columns: int,
     out: Array,
 ) -> None:
-    """A line of the output from weights that are not finite, which no zero of the padding is multiplied with.
+    """Lines of the output from weights that are not finite, which no zero of the padding is multiplied with.
 
     Args:
         begin: where the first window begins along each spatial axis.
         plane: distance of the copies for adjacent taps.
     """
     kernel, length, stride = layout.kernel, layout.length, layout.stride
-    for i in range(columns):
-        total = like(0, out[0])
-        for t in range(layout.inputs * kernel[0] * kernel[1]):
-            z, y = begin[0] + t // kernel[1] % kernel[0], begin[1] + t % kernel[1]
-            for c in range(kernel[2]):
-                x = begin[2] + i * stride[2] + c
+    taps = layout.inputs * kernel[0] * kernel[2]
+    for i in range(lines * columns):
+        total, first, left = like(0, out[0]), i // columns * stride[1], i % columns * stride[2]
+        for b in range(kernel[1]):
+            for t in range(taps):
+                z, y, x = begin[0] + t // kernel[2] % kernel[0], begin[1] + first + b, begin[2] + left + t % kernel[2]
                 inside = (z >= 0) & (z < length[0]) & (y >= 0) & (y < length[1]) & (x >= 0) & (x < length[2])
                 if inside:
-                    total += weights[t * kernel[2] + c] * copies[starts[t] * LANES + c * plane + i]
+                    total += weights[b * taps + t] * copies[t * plane + starts[b] + i]
         out[i] = total

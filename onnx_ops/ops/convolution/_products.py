@@ -126,7 +126,7 @@ def write_taps(layout: Blocks, backward: bool, folded: bool, sizes: Sequence[int
         elif layout.packed:
             begin = tap % row * layout.inputs * lines + rest
         offsets[tap], offsets[taps + tap], offsets[2 * taps + tap] = a, b, c
-        offsets[3 * taps + tap], offsets[4 * taps + tap] = phase, begin
+        offsets[3 * taps + tap], offsets[4 * taps + tap] = phase, begin * LANES
 
 
 @helper

@@ -10,12 +10,14 @@ from onnx_ops.loops.tiles import PANEL, ROWS, add_outer_products
 from onnx_ops.ops.convolution._blocked import (
     Blocks,
     blocks_of,
+    first_window,
     image_blocks,
     image_plane,
     plane_of,
     taps_of_weights,
     unit_of,
     width_of,
+    window_count,
 )
 from onnx_ops.ops.convolution._products import TASKS
 from onnx_ops.ops.windows import volume
@@ -49,19 +51,6 @@ def split_weight_gradient(layout: Blocks) -> None:
     layout.taps = max(min(taps, taps * tiles // TASKS), 1)
     layout.tiles = max(min(rows, tiles * ceil_divide(taps, layout.taps) // TASKS), 1)
     layout.weight_tasks = layout.groups * columns * ceil_divide(rows, layout.tiles) * ceil_divide(taps, layout.taps)
-
-
-@helper
-def first_window(layout: Blocks, axis: int, offset: int, least: int) -> int:
-    """First window, not before `least`, whose element at `offset` from its begin is not before the input."""
-    return int(max(ceil_divide(layout.before[axis] - offset, layout.stride[axis]), least))
-
-
-@helper
-def window_count(layout: Blocks, axis: int, offset: int, first: int, end: int) -> int:
-    """Number of windows from `first` on, before `end`, whose element at `offset` is not behind the input."""
-    last = (layout.length[axis] - 1 + layout.before[axis] - offset) // layout.stride[axis]
-    return int(max(min(last + 1, end) - first, 0))
 
 
 @helper

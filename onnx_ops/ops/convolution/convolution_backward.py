@@ -48,6 +48,12 @@ from onnx_ops.ops.convolution._blocked import (
     windows_elements,
     write_windows,
 )
+from onnx_ops.ops.convolution._input_gradient_lines import (
+    multiply_quotients,
+    order_weights,
+    split_input_lines,
+    weights_of_phase,
+)
 from onnx_ops.ops.convolution._products import multiply, split_product
 from onnx_ops.ops.convolution._rules import (
     axes_of,
@@ -57,6 +63,12 @@ from onnx_ops.ops.convolution._rules import (
     window_attributes,
 )
 from onnx_ops.ops.convolution._weight_gradient import add_weight_gradient, split_weight_gradient
+from onnx_ops.ops.convolution._weight_gradient_lines import (
+    add_lines,
+    split_weight_lines,
+    sums_elements,
+    write_weight_lines,
+)
 from onnx_ops.ops.references import rounded
 from onnx_ops.ops.windows import AXES, LEAD, volume
 
@@ -179,18 +191,32 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     layout.alone, layout.infinite, layout.image_tasks, layout.windows_tasks, layout.weights_tasks = 0, 0, 0, 0, 0
     layout.product_tasks, layout.weight_tasks, layout.bias_tasks = 0, 0, 0
     size = computing_size(kernel.element_type[GRAD])
-    at = job.scratch + whole_lines(size_of(LAYOUT))
+    at = job.scratch + whole_lines(2 * size_of(LAYOUT))
     layout.windows = at
-    if kernel.output_type[BY_INPUT] != 0 or kernel.output_type[BY_WEIGHT] != 0:
+    layout.by_input_lines = int(
+        kernel.output_type[BY_INPUT] != 0 and split_input_lines(layout, record_at(address + size_of(LAYOUT), LAYOUT))
+    )
+    layout.by_weight_lines = int(kernel.output_type[BY_WEIGHT] != 0 and split_weight_lines(layout))
+    input_by_tiles = kernel.output_type[BY_INPUT] != 0 and layout.by_input_lines == 0
+    weight_by_tiles = kernel.output_type[BY_WEIGHT] != 0 and layout.by_weight_lines == 0
+    if input_by_tiles or weight_by_tiles:
         layout.windows_tasks = image_tasks(layout, blocks_of(layout.outputs), layout.count)
         at += whole_lines(size * windows_elements(layout))
     layout.weights = at
-    if kernel.output_type[BY_INPUT] != 0:
+    if layout.by_input_lines:
+        quotients = record_at(address + size_of(LAYOUT), LAYOUT)
+        layout.product_tasks = quotients.product_tasks
+        layout.weights_tasks = layout.groups * layout.stride[0] * layout.stride[1]
+        at += whole_lines(size * layout.weights_tasks * weights_of_phase(quotients))
+    elif input_by_tiles:
         split_product(layout, layout.inputs, layout.length)
         layout.weights_tasks = layout.groups * blocks_of(layout.inputs)
         at += whole_lines(size * weights_elements(layout, layout.outputs, layout.inputs))
-    layout.image = at
-    if kernel.output_type[BY_WEIGHT] != 0:
+    layout.image = layout.sums = at
+    if layout.by_weight_lines:
+        layout.image_tasks, layout.weight_tasks = layout.groups * layout.chunks, layout.groups * layout.outputs
+        at += size * sums_elements(layout)
+    elif weight_by_tiles:
         split_weight_gradient(layout)
         layout.image_tasks = image_tasks(layout, image_blocks(layout), layout.length)
         at += size * image_elements(layout)
@@ -202,7 +228,7 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     return True
 
 
-PLAN = Layout(write_layout, LAYOUT.itemsize)
+PLAN = Layout(write_layout, 2 * LAYOUT.itemsize)
 
 
 def prepare(job: Job, number: int, dtype: Floating) -> None:
@@ -214,10 +240,17 @@ def prepare(job: Job, number: int, dtype: Floating) -> None:
     elif number < layout.windows_tasks + layout.weights_tasks:
         number -= layout.windows_tasks
         source, target = job.data[WEIGHT], layout.weights
-        done = interleave_weights(layout, number, True, source, element_type, target, dtype)
+        if layout.by_input_lines:
+            quotients = record_at(job.scratch + size_of(LAYOUT), LAYOUT)
+            done = order_weights(layout, quotients, number, source, element_type, dtype)
+        else:
+            done = interleave_weights(layout, number, True, source, element_type, target, dtype)
     else:
         number -= layout.windows_tasks + layout.weights_tasks
-        done = interleave_image(layout, number, job.data[IMAGE], element_type, dtype)
+        if layout.by_weight_lines:
+            done = add_lines(layout, number, job.data[GRAD], job.data[IMAGE], element_type, dtype)
+        else:
+            done = interleave_image(layout, number, job.data[IMAGE], element_type, dtype)
     if not done:
         job.failed = NO_MEMORY
 
@@ -255,12 +288,22 @@ def task(job: Job, number: int, dtype: Floating) -> None:
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, LAYOUT)
     element_type = kernel.element_type[GRAD]
     if number < layout.product_tasks:
-        if not multiply(layout, number, True, job.output[BY_INPUT], element_type, dtype):
+        target = job.output[BY_INPUT]
+        if layout.by_input_lines:
+            quotients, grad, weight = record_at(job.scratch + size_of(LAYOUT), LAYOUT), job.data[GRAD], job.data[WEIGHT]
+            done = multiply_quotients(layout, quotients, number, grad, weight, target, element_type, dtype)
+        else:
+            done = multiply(layout, number, True, target, element_type, dtype)
+        if not done:
             job.failed = NO_MEMORY
         return
     number -= layout.product_tasks
     if number < layout.weight_tasks:
-        if not add_weight_gradient(layout, number, job.output[BY_WEIGHT], element_type, dtype):
+        if layout.by_weight_lines:
+            done = write_weight_lines(layout, number, job.output[BY_WEIGHT], element_type, dtype)
+        else:
+            done = add_weight_gradient(layout, number, job.output[BY_WEIGHT], element_type, dtype)
+        if not done:
             job.failed = NO_MEMORY
         return
     add_bias_gradient(job, layout, number - layout.weight_tasks)

@@ -104,7 +104,7 @@ def _convolution_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Value, ...]:
     window = window_of(sizes(weight)[2:], stride, padding, dilation, groups)
-    if not transposed and is_gradient_by_op(weight, window, output_mask[0]):
+    if not transposed and is_gradient_by_op(weight, window):
         return aclnn.ConvolutionBackward(grad, x, weight, **window.settings)
     # The exporter takes no None for outputs that are not used.
     by_x = by_weight = by_bias = grad
@@ -123,7 +123,11 @@ def _convolution_backward(
             by_x = _cut(by_x, space, window.rank) if any(s > 1 for s in window.stride) else by_x
     if output_mask[1]:
         if transposed:
-            by_weight = _by_weight(x, *_without_room(grad, x, window, of_each_axis(output_padding, window.rank)))
+            image, window_of_image = _without_room(grad, x, window, of_each_axis(output_padding, window.rank))
+            if is_gradient_by_op(weight, window) and not is_depthwise(window, sizes(image)[1]):
+                by_weight = aclnn.ConvolutionBackward(x, image, weight, **window_of_image.settings)[1]
+            else:
+                by_weight = _by_weight(x, image, window_of_image)
         else:
             by_weight = _by_weight(grad, x, window)
     if output_mask[2]:

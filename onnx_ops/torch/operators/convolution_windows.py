@@ -15,10 +15,9 @@ from onnx_ops.torch.base.sizes import of_each_axis
 FEW_CHANNELS = 8
 """Up to this number of input channels, all taps of a kernel are one product of matrices; above, each is its own."""
 FEWEST_CHANNELS = 3
-"""Up to this number of input channels, the gradient with respect to the input is faster by ConvTranspose."""
 FEW_OUTPUTS = 16
-"""With few input channels, ops of this domain are faster than products of matrices up to this number of channels of the
-output, or from MANY_TERMS products for each element on."""
+"""Up to FEWEST_CHANNELS input channels, the convolution itself is faster by onnxruntime's Conv if it has more channels
+of the output than this, unless it has MANY_TERMS products for each element."""
 MANY_TERMS = 100
 NARROW = 16
 """Up to this width of the output, the convolution itself is faster by onnxruntime's Conv, unless it has MANY_TERMS."""
@@ -89,21 +88,13 @@ def is_by_op(x: Value, weight: Value, window: Window) -> bool:
     return _is_faster(weight, window) and (not is_narrow or _has_many_terms(weight, window))
 
 
-def is_gradient_by_op(weight: Value, window: Window, by_input: bool) -> bool:
-    """Whether an op of this domain computes the gradients of a convolution, rather than products of matrices.
-
-    by_input: whether that with respect to the input is wanted.
-    """
-    inputs = sizes(weight)[1]
-    if inputs > FEW_CHANNELS or window.is_pointwise:
-        return not window.is_pointwise
-    if not _is_faster(weight, window) and not (_is_whole(weight, window) and max(window.stride) > 1):
-        return False
-    return inputs > FEWEST_CHANNELS or not by_input
+def is_gradient_by_op(weight: Value, window: Window) -> bool:
+    """Whether an op of this domain computes the gradients of a convolution, rather than products of matrices."""
+    return not window.is_pointwise and (sizes(weight)[1] > FEW_CHANNELS or _is_whole(weight, window))
 
 
 def _is_faster(weight: Value, window: Window) -> bool:
-    """Whether a convolution with few input channels, and its weight gradient, are faster by ops of this domain."""
+    """Whether a convolution with few input channels is faster by an op of this domain."""
     outputs, inputs = sizes(weight)[:2]
     is_faster = outputs <= FEW_OUTPUTS or inputs > FEWEST_CHANNELS or _has_many_terms(weight, window)
     return is_faster and _is_whole(weight, window)

@@ -100,6 +100,10 @@ SHAPES: tuple[tuple[str, Shape, int, Setting], ...] = (
     ("wide_volumes", (2, 2, 3, 5, 23), 18, Setting((2, 3, 3), (1, 2, 1), (1, 1, 1), (), 2)),
     ("wide_groups", (2, 6, 5, 70), 12, Setting((3, 2), (2, 3), (1, 1), (), 3)),
     ("wide_but_seldom_met", (1, 1, 7, 60), 2, Setting((1, 5), (3, 3), (0, 2))),
+    ("phases_in_groups", (2, 4, 7, 26), 6, Setting((3, 5), (2, 3), (1, 2), (), 2)),
+    ("more_phases_than_rows", (1, 3, 9, 40), 2, Setting((4, 4), (4, 4))),
+    ("deep_and_wide", (2, 1, 3, 6, 23), 3, Setting((2, 2, 3), (1, 2, 1), (1, 0, 1))),
+    ("apart_and_wide", (9, 1, 11, 70), 3, Setting((3, 2), (3, 1), (2, 3), (2, 3))),
     ("seldom_met", (1, 2, 2, 2), 2, Setting((3, 3), (3, 3), (2, 2), (2, 2))),
     ("no_samples", (0, 2, 4, 5), 2, PLAIN),
     ("no_channels", (2, 0, 4, 5), 2, PLAIN),
@@ -177,8 +181,9 @@ def calls_of(op: str, places: Mapping[str, Shape]) -> Iterator[Call]:
         yield Call(op, only(shaped(shape, outputs, setting, FLOAT32), places), setting.attributes, label=label)
     around = Setting((3, 3), (2, 1), (1, 1))
     wide = only(shaped((2, 2, 6, 19), 4, around, FLOAT32), places)
+    long = only(shaped((2, 2, 9, 40), 3, around, FLOAT32), places)
     for value, (name, place) in itertools.product(SPECIAL, places.items()):
-        for given, kind in ((only(operands(FEW, around, FLOAT32), places), ""), (wide, "wide_")):
+        for given, kind in ((only(operands(FEW, around, FLOAT32), places), ""), (wide, "wide_"), (long, "long_")):
             yield Call(op, with_value(given, name, place, value), around.attributes, label=f"{kind}{value}_in_{name}")
 
 
