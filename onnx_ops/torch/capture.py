@@ -51,6 +51,7 @@ from onnx_ops.torch.tracing.explanations import (
 )
 from onnx_ops.torch.tracing.frames import warn
 from onnx_ops.torch.tracing.inspections import Inspections
+from onnx_ops.torch.tracing.learning_rates import constant_rates
 from onnx_ops.torch.tracing.trace import Tensors, trace
 from onnx_ops.torch.verification.bounds import given_bounds, step_bounds
 from onnx_ops.torch.verification.single import named_dimensions
@@ -231,7 +232,8 @@ def training_step(
         return Update(Plan(optimizer, joint.parameters, used), clip_grad_norm, scaling, averaging)
 
     scale = {} if scaling is None else {GRAD_SCALE: scaling.state()[GRAD_SCALE]}
-    return _captured(joint, _Options(opset_version, check, inference, evaluation, specialize), update, scale)
+    options = _Options(opset_version, check, inference, evaluation, specialize)
+    return _captured(joint, options, update, scale, optimizer if isinstance(optimizer, Iterable) else [optimizer])
 
 
 @dataclass(frozen=True)
@@ -250,6 +252,7 @@ def _captured(
     options: _Options,
     update_of: Callable[[Sequence[str]], Update] | None = None,
     scale: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    optimizers: Iterable[torch.optim.Optimizer] = (),
 ) -> Capture:
     """Capture a step.
 
@@ -258,17 +261,18 @@ def _captured(
         options: of the capture.
         update_of: of the names of the parameters that have a gradient, the update; None for a step without.
         scale: the factor of the loss, by its name; empty without loss scaling.
+        optimizers: those of the update.
     """
     refuse_autocast()
     inspections = Inspections()
     try:
         with _economical(joint), inspections.watched(hidden=False):
-            return _attempted(joint, options, update_of, scale)
+            return _attempted(joint, options, update_of, scale, optimizers)
     except DifferenceError:
         if not inspections.found:
             raise
     with _economical(joint), inspections.watched(hidden=True):
-        return _attempted(joint, options, update_of, scale)
+        return _attempted(joint, options, update_of, scale, optimizers)
 
 
 @contextlib.contextmanager
@@ -284,10 +288,11 @@ def _attempted(
     options: _Options,
     update_of: Callable[[Sequence[str]], Update] | None,
     scale: Mapping[str, torch.Tensor],
+    optimizers: Iterable[torch.optim.Optimizer],
 ) -> Capture:
     progress = Progress()
     eager = RunInfo()
-    with refused_control_flow():
+    with refused_control_flow(), constant_rates(optimizers):
         steps = trials(joint, eager, dict(scale), several=options.specialize)
     update = None if update_of is None else update_of(eager.used)
     joint.check_memory(eager, [] if update is None else [member.name for member in update.plan.members])

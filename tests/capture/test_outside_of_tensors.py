@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
 
-from onnx_ops.torch import CaptureError
+import onnx_ops
+from onnx_ops.torch import CaptureError, training_step
 from onnx_ops.torch.tracing.randomness import Random
 
 GENERATOR = np.random.default_rng(0)
@@ -46,6 +47,29 @@ def test_draws_that_change_nothing_are_warned_of() -> None:
 
     with pytest.warns(UserWarning, match="draws random numbers by random. Two runs have the same results"):
         gradients(nn.Linear(3, 2), loss, (torch.ones(2, 3),))
+
+
+def test_learning_rates_in_losses_are_warned_of() -> None:
+    """The graph has the number of the example; what the optimizer has is the same afterwards."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    (group,) = optimizer.param_groups
+
+    def decayed(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().sum() + optimizer.param_groups[0]["lr"] * model.weight.square().sum()
+
+    def plain(model: nn.Module, x: Tensor) -> Tensor:
+        assert optimizer.param_groups[0]["momentum"] == 0
+        return model(x).square().sum()
+
+    x = torch.ones(2, 3)
+    with pytest.warns(UserWarning, match=r"learning rate of the optimizer at .*test_outside_of_tensors\.py, line \d+"):
+        capture = training_step(model, decayed, (x,), optimizer)
+    assert optimizer.param_groups[0] is group
+    assert type(group) is dict
+    (loss,) = onnx_ops.InferenceSession(capture.model).run(["loss"], capture.state | {"x": x.numpy()})
+    np.testing.assert_allclose(loss, decayed(model, x).item(), rtol=1e-6)
+    training_step(model, plain, (x,), [optimizer])
 
 
 class Counting(nn.Module):
