@@ -374,8 +374,8 @@ def test_models_that_ask_whether_they_are_traced() -> None:
     assert torch._subclasses.FakeTensor is FakeTensor
 
 
-class Masked(nn.Module):
-    """Attention with fewer keys than queries, whose mask, as of transformers' Nystromformer, has the shape of others."""
+class Landmarks(nn.Module):
+    """Attention with few keys, whose mask, as that of transformers' Nystromformer, does not have its shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -392,7 +392,7 @@ class Masked(nn.Module):
 
 def test_models_that_fail_where_they_are_traced() -> None:
     torch.manual_seed(0)
-    model, x = Masked(), torch.randn(2, 5, 4)
+    model, x = Landmarks(), torch.randn(2, 5, 4)
     captured = gradients(model, lambda model, x: model(x).square().mean(), (x,))
     (loss,) = InferenceSession(captured.model).run(["loss"], captured.state | {"x": x.numpy()})
     assert loss == pytest.approx(model(x).square().mean().item(), rel=1e-6)
