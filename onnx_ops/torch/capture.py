@@ -27,7 +27,7 @@ from onnx_ops.core.step_format import (
 )
 from onnx_ops.torch.base.arguments import DynamicShapes
 from onnx_ops.torch.base.arrays import as_array, to_array
-from onnx_ops.torch.base.errors import CaptureError, DifferenceError
+from onnx_ops.torch.base.errors import CaptureError, DifferenceError, UnexplainedError
 from onnx_ops.torch.forward import Forward, make_constant, model_proto
 from onnx_ops.torch.garbage import collected_rarely
 from onnx_ops.torch.lowering.export import to_onnx
@@ -268,11 +268,15 @@ def _captured(
     try:
         with _economical(joint), inspections.watched(hidden=False):
             return _attempted(joint, options, update_of, scale, optimizers)
-    except DifferenceError:
+    except (DifferenceError, UnexplainedError) as error:
         if not inspections.found:
             raise
-    with _economical(joint), inspections.watched(hidden=True):
-        return _attempted(joint, options, update_of, scale, optimizers)
+        first = error
+    try:
+        with _economical(joint), inspections.watched(hidden=True):
+            return _attempted(joint, options, update_of, scale, optimizers)
+    except UnexplainedError:
+        raise first from first.__cause__
 
 
 @contextlib.contextmanager

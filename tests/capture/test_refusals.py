@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from scipy import optimize
 
 from onnx_ops.torch import CaptureError, gradients
 
@@ -120,6 +121,23 @@ def test_refused(name: str) -> None:
     function, message = REFUSED[name]
     with pytest.raises(CaptureError, match=message):
         capture(function)
+
+
+def test_numbers_that_are_specialized_to_those_of_the_example() -> None:
+    """By SciPy, which needs numbers; an `if` compares with one."""
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        factors, _ = optimize.nnls(x.detach().numpy(), np.ones(3))
+        return (model(x) * torch.from_numpy(factors).to(x.dtype)).sum()
+
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(2, 2), torch.rand(3, 2)
+    with pytest.raises(CaptureError, match=rf"valid for the example alone: \S*{LINE.removeprefix('at ')} requires"):
+        gradients(model, loss, (x,), specialize=True)
+    x = torch.cat([torch.zeros(1, 2), x])
+    gradients(model, lambda model, x: model(x).sum() * (2 if float(x[0].sum()) == 0.0 else 3), (x,), specialize=True)
+    x[0] = 0.125
+    gradients(model, lambda model, x: model(x).sum() * (2 if x[0, 0].item() == 0.125 else 3), (x,), specialize=True)
 
 
 KEYS = {5: 1.0, "5": 2.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 from collections.abc import Callable, Iterable
@@ -588,6 +589,38 @@ def test_faults_of_gradients_that_overflow_in_float32(monkeypatch: pytest.Monkey
             (torch.full((2, 4), 2.0, dtype=torch.float64),),
             torch.optim.SGD(model.parameters(), 0.0),
         )
+
+
+class Logistic(nn.Module):
+    """The logistic map (May 1976), which is chaotic: each step about doubles the effect of a rounded constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x).sigmoid()
+        for _ in range(20):
+            x = 3.7 * x * (1 - x)
+        return x
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.05])
+def test_rounded_constants_with_large_effects(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64 a graph may be off by what PyTorch's results change by where inputs change as much as constants."""
+
+    def run(graph: verify.Graph, values: dict[str, Tensor]) -> dict[str, np.ndarray]:
+        got = honest(graph, values)
+        return got | {"grad.layer.weight": got["grad.layer.weight"] * got["grad.layer.weight"].dtype.type(factor)}
+
+    honest = verify.Graph.run
+    monkeypatch.setattr(verify.Graph, "run", run)
+    torch.manual_seed(6)
+    model, x = Logistic(), torch.randn(5, 3)
+    with (
+        contextlib.nullcontext() if factor == 1.0 else pytest.raises(CaptureError, match=r"grad\.layer\.weight is off")
+    ):
+        gradients(model, lambda model, x: model(x).square().mean(), (x,))
 
 
 class OfOneAxis(nn.Module):

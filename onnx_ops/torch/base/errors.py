@@ -11,3 +11,7 @@ class CaptureError(Error, ValueError):
 
 class DifferenceError(CaptureError):
     """Results of a captured graph that are not PyTorch's."""
+
+
+class UnexplainedError(CaptureError):
+    """An error that code or PyTorch has raised in a trace, of which no reason and remedy are known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 import sys
@@ -27,6 +28,8 @@ REMAINDERS = 256
 """Combinations of remainders that are tried."""
 COUNTS = 64
 """Combinations of counts that are tried, of one remainder, where polynomials decide nothing."""
+KEPT = 2**12
+"""Conditions whose proofs are kept."""
 MANY = 2**30
 """Numbers of elements which code compares with this, or more, to find out whether 32 bits index them."""
 
@@ -52,6 +55,14 @@ def is_certain(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges
     symbols = sorted(condition.free_symbols, key=str)
     if not symbols or not all(symbol in ranges and ranges[symbol].lower.is_Integer for symbol in symbols):
         return False
+    return _is_certain(condition, tuple((symbol, ranges[symbol].lower, ranges[symbol].upper) for symbol in symbols))
+
+
+@functools.lru_cache(KEPT)
+def _is_certain(condition: sympy.Basic, bounds_of: tuple[tuple[sympy.Symbol, sympy.Expr, sympy.Expr], ...]) -> bool:
+    """As `is_certain`, with the bounds of each symbol. A capture traces a step several times, with the same symbols."""
+    symbols = [symbol for symbol, _, _ in bounds_of]
+    ranges = {symbol: ValueRanges(lower, upper) for symbol, lower, upper in bounds_of}
     divisions = [d for d in condition.atoms(FloorDiv, Mod, PythonMod) if d.args[1].is_Integer and d.args[1] > 0]
     periods = [math.lcm(*(int(d.args[1]) for d in divisions if symbol in d.free_symbols)) for symbol in symbols]
     if math.prod(periods) > REMAINDERS:

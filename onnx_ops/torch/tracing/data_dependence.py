@@ -51,6 +51,9 @@ SLICE = aten.slice.Tensor
 CHECK = aten._linalg_check_errors.default
 """The operator that raises an error if a matrix could not be factorized: if its info, a tensor, is not 0."""
 
+REQUIRES_NUMBER = "guard_float"
+"""PyTorch's function by which code gets a floating number itself."""
+
 KINDS = {torch.SymBool: "bool", torch.SymInt: "int", torch.SymFloat: "float"}
 
 Numbers = list[int | float | bool]
@@ -355,6 +358,8 @@ class DataDependence(OperatorMode):
         found = {expr: ra for expr, ra in found.items() if not expr.free_symbols or expr.free_symbols - offsets}
         if not found:
             return None
+        for assertion in found.values():
+            self._refuse_exact_value(assertion)
         values = {symbol: reading.tensor for symbol, reading in self._readings.items()}
         read = {symbol for expr in found for symbol in expr.free_symbols}
         for size in sizes:
@@ -368,6 +373,25 @@ class DataDependence(OperatorMode):
         records = tuple(self._condition(assertion, places) for assertion in found.values())
         numbers = [values[symbol].double() for symbol in places]
         return Conditions(records, torch.stack(holds), torch.stack(numbers))
+
+    def _refuse_exact_value(self, assertion: RuntimeAssert) -> None:
+        """Refuse a condition that a floating number is that of the example, as code outside of PyTorch requires it.
+
+        Whole numbers may be flags.
+        """
+        expr = assertion.expr
+        if not isinstance(expr, sympy.Eq) or not expr.rhs.is_number or float(expr.rhs).is_integer():
+            return
+        if all(frame.name != REQUIRES_NUMBER for frame in assertion.stack.summary()):  # a comparison
+            return
+        reading = self._readings.get(expr.lhs)
+        if reading is not None and reading.kind == "float":
+            line = line_of_stack(assertion.stack.summary())
+            raise CaptureError(
+                f"the step would be valid for the example alone: {'code' if line is None else line} requires the number"
+                f" {float(expr.rhs)} that it reads from a tensor, to compute outside of PyTorch with it. Write it with"
+                " PyTorch's operators, or compute it before the step and pass it in as an argument"
+            )
 
     def _condition(self, assertion: RuntimeAssert, places: Mapping[sympy.Symbol, int]) -> Condition:
         line = line_of_stack(assertion.stack.summary())

@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.errors import CaptureError, UnexplainedError
 from onnx_ops.torch.operators.sparse_matrices import REMEDY
 from onnx_ops.torch.tracing.frames import Line, line_now, line_of_error, raised_by_library
 from onnx_ops.torch.tracing.modes import OperatorMode
@@ -178,7 +178,9 @@ def explained(where: Locations) -> Iterator[None]:
         links = list(causes(error, before))
         text = next(filter(None, (_explanation(link, where) for link in links)), None)
         line = line_of_error(links[0])
-        raise CaptureError(text or f"the step cannot be captured{_at(line)}: {_first_lines(links[0])}") from error
+        if text:
+            raise CaptureError(text) from error
+        raise UnexplainedError(f"the step cannot be captured{_at(line)}: {_first_lines(links[0])}") from error
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ TRACING = str(TRACES / "trace.py")
 LIBRARIES = (str(OWN), *(str(Path(package.__file__).parent) for package in (torch, onnx_ir, onnxscript)))
 STANDARD = sysconfig.get_path("stdlib")
 INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+NUMERICAL = tuple(f"{folder}/{name}/" for folder in INSTALLED for name in ("numpy", "scipy"))
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,13 @@ def raised_by_library(error: BaseException) -> bool:
 
 
 def line_of_stack(stack: traceback.StackSummary) -> Line | None:
-    """The innermost line of a model or loss in a stack that was recorded; None if there is none."""
-    return _first((frame.filename, frame.lineno or 0) for frame in reversed(stack))
+    """The innermost line of a model or loss in a stack that was recorded; None if there is none.
+
+    Lines of NumPy and SciPy, which compute with the numbers that they are given, are left out.
+    """
+    return _first(
+        (frame.filename, frame.lineno or 0) for frame in reversed(stack) if not frame.filename.startswith(NUMERICAL)
+    )
 
 
 def _first(places: Iterable[tuple[str, int]]) -> Line | None:

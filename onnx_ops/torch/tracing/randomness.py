@@ -45,9 +45,9 @@ class Draw:
 class Random(OperatorMode):
     """A mode in which random operators draw from one seed, each at another offset.
 
-    Numbers of torch.rand are less than 1 and not less than 0 where code compares them with these, as with a probability
-    of 0; a single one, by which code decides what to do, is above 0. Generators draw nothing, but a draw changes their
-    states, until the exit.
+    Numbers of torch.rand, and of uniform_ from 0 to 1, are less than 1 and not less than 0 where code compares them
+    with these, as with a probability of 0; a single one, by which code decides what to do, is above 0. Generators draw
+    nothing, but a draw changes their states, until the exit.
 
     Args:
         seed: () int64, another number for each step.
@@ -132,7 +132,7 @@ class Random(OperatorMode):
         if not self._repeats:
             self._record(func, kwargs.get("generator") or torch.default_generator)
         drawn = TABLE.draws[func](self._generator, *args, **kwargs)
-        if func in UNIFORM:
+        if func in UNIFORM or (func is aten.uniform_.default and _is_below_1(*args, **kwargs)):
             self._uniform[drawn] = True
         return drawn
 
@@ -161,7 +161,13 @@ aten = torch.ops.aten
 LEAST = 2.0**-53
 """A number below those of torch.rand that are not 0, as far below 1 as they are."""
 UNIFORM = {aten.rand.default, aten.rand.generator, aten.rand_like.default, aten.rand_like.generator}
-"""The operators that draw from [0, 1)."""
+"""The operators that draw from [0, 1), as uniform_ may do."""
+
+
+def _is_below_1(_: Tensor, low: float = 0.0, high: float = 1.0, **rest: Any) -> bool:
+    """Whether uniform_ draws from [0, 1)."""
+    return low == 0 and high == 1
+
 
 CERTAIN: dict[OpOverload, Callable[[float], bool | None]] = {
     aten.lt.Scalar: lambda bound: False if bound <= 0 else True if bound >= 1 else None,

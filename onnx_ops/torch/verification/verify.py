@@ -23,6 +23,7 @@ from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.trace import Tensors, eager_mode
 from onnx_ops.torch.verification.graph import Arrays, Graph, arrays
 from onnx_ops.torch.verification.tolerances import (
+    LARGEST_OF_CONSTANTS,
     SIXTEEN_BITS,
     VANISHING,
     VANISHING_WIDENED,
@@ -31,6 +32,7 @@ from onnx_ops.torch.verification.tolerances import (
     compare,
     errors_of_float32,
     largest_entry,
+    of_constants,
     refuse,
     rounding,
 )
@@ -44,6 +46,8 @@ from onnx_ops.training.step import Step
 
 DISTURBANCE = 1e-5
 """Relative change of the inputs that changes the sign of more inputs of ReLUs than rounding does."""
+ROUNDED_CONSTANT = 2.0**-23
+"""Relative change of the inputs of the size of that of a constant which is rounded to float32."""
 NARROW = {torch.float16, torch.bfloat16}
 SAMPLES = 3
 """Such changes that are tried to learn how large rounding errors are."""
@@ -215,9 +219,9 @@ class Verification:
         finally:
             given.clear()
 
-    def _near(self, values: Tensors, theirs: Arrays, seed: int) -> Arrays | None:
-        """PyTorch's outputs in float64 for state and arguments that differ from these by more than rounding."""
-        return self._computed(_disturbed(_wide(values), seed), values, theirs, Float64Computation())
+    def _near(self, values: Tensors, theirs: Arrays, seed: int, amount: float = DISTURBANCE) -> Arrays | None:
+        """PyTorch's outputs in float64 for state and arguments that differ from these, by more than rounding."""
+        return self._computed(_disturbed(_wide(values), seed, amount), values, theirs, Float64Computation())
 
     def _in_single(self, given: Tensors, values: Tensors, theirs: Arrays) -> Arrays | None:
         """PyTorch's outputs for these values in float32, or in 16 bits what has those in the model."""
@@ -269,9 +273,24 @@ class Verification:
             computed = graph.run(_wide({n: t for n, t in (self._state | values).items() if n in graph.inputs}))
         except CaptureError:  # onnxruntime lacks a float64 kernel
             return False
-        share = VANISHING if all(array.dtype != np.float32 for array in exact.values()) else VANISHING_WIDENED
+        converted = any(array.dtype == np.float32 for array in exact.values())
+        share = VANISHING_WIDENED if converted else VANISHING
         tolerance = {name: WIDENED._replace(absolute=share * noise.get(name, 0.0)) for name in exact}
-        return _agree(computed, exact, tolerance)
+        if _agree(computed, exact, tolerance):
+            return True
+        largest = {name: each._replace(own=LARGEST_OF_CONSTANTS) for name, each in tolerance.items()}
+        if not converted or not _agree(computed, exact, largest):
+            return False
+        changes = dict.fromkeys(exact, 0.0)
+        for seed in range(DRAWS):
+            near = self._near(values, exact, seed, amount=ROUNDED_CONSTANT)
+            if near is None:
+                return False
+            found = errors_of_float32(near, exact)
+            changes = {name: max(change, found.get(name, 0.0)) for name, change in changes.items()}
+            if _agree(computed, exact, of_constants(exact, changes, tolerance)):
+                return True
+        return False
 
 
 def _check_dtypes(got: Arrays, wanted: Arrays) -> None:
@@ -288,9 +307,9 @@ def _wide(values: Tensors) -> Tensors:
     return {n: t.to(torch.float64, copy=True) if t.is_floating_point() else t for n, t in values.items()}
 
 
-def _disturbed(values: Tensors, seed: int) -> Tensors:
+def _disturbed(values: Tensors, seed: int, amount: float = DISTURBANCE) -> Tensors:
     """Floating tensors with random relative changes, in place of the ones before, which are not needed any more."""
-    for name, tensor in disturbances(values, DISTURBANCE, seed):
+    for name, tensor in disturbances(values, amount, seed):
         values[name] = tensor
     return values
 

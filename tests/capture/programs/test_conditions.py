@@ -461,6 +461,21 @@ def test_branches_on_random_numbers(specialize: bool, skips: Callable[[float], A
                 capture(probability)
 
 
+def test_choices_by_random_numbers() -> None:
+    """Of the sizes of images, as torchvision's detectors make them: of a single one there is no choice."""
+
+    def capture(*scales: float) -> Capture:
+        def loss(model: nn.Module, x: Tensor) -> Tensor:
+            place = int(torch.empty(1).uniform_(0.0, float(len(scales))).item())
+            return scales[place] * model(x).square().mean()
+
+        return gradients(nn.Linear(3, 2), loss, (torch.ones(2, 3),))
+
+    assert not Step.of(capture(2.0).model).conditions
+    with pytest.raises(CaptureError, match=r"decides by random numbers of the step .*test_conditions.py, line \d+; a"):
+        capture(2.0, 3.0)
+
+
 def test_numbers_of_data_as_keys_and_in_lists() -> None:
     """As in the positions of vision-language models: kinds of tokens are keys, and positions are put into lists."""
     scales = {0: 2.0, 3: 5.0}

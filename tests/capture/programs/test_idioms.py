@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch.nn import functional
 
 import onnx_ops
 from onnx_ops import InferenceSession
+from onnx_ops.torch import CaptureError
 
 
 class Excited(nn.Module):
@@ -370,6 +372,32 @@ def test_models_that_ask_whether_they_are_traced() -> None:
     (loss,) = InferenceSession(captured.model).run(["loss"], captured.state | {"x": x.numpy()})
     assert loss == pytest.approx(model(x).square().mean().item(), rel=1e-6)
     assert torch._subclasses.FakeTensor is FakeTensor
+
+
+class Landmarks(nn.Module):
+    """Attention with few keys, whose mask, as that of transformers' Nystromformer, does not have its shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        padding = torch.ones(x.shape[:2], dtype=torch.bool)
+        scores = x @ x[:, :2].mT
+        if isinstance(padding, torch._subclasses.FakeTensor) or not padding.all():
+            scores = scores.masked_fill(~padding[:, None, :].expand(-1, x.shape[1], -1), -math.inf)
+        return scores.softmax(-1) @ x[:, :2]
+
+
+def test_models_that_fail_where_they_are_traced() -> None:
+    torch.manual_seed(0)
+    model, x = Landmarks(), torch.randn(2, 5, 4)
+    captured = gradients(model, lambda model, x: model(x).square().mean(), (x,))
+    (loss,) = InferenceSession(captured.model).run(["loss"], captured.state | {"x": x.numpy()})
+    assert loss == pytest.approx(model(x).square().mean().item(), rel=1e-6)
+    with pytest.raises(CaptureError, match=r"decides by the numbers in a tensor .*specialize=True"):
+        gradients(model, lambda model, x: model(x).square().mean(), (x,), dynamic_shapes=({0: Dim("rows")},))
 
 
 class Coupling(nn.Module):
