@@ -28,7 +28,7 @@ SHARE = (0, LAST_PARAMETER)
 
 
 def elementwise(
-    *inputs: int, parameters: tuple[int, ...] = (), exact: Scalar | Core | None = None
+    *inputs: int, parameters: tuple[int, ...] = (), exact: Scalar | Core | None = None, alone: bool = False
 ) -> Callable[[Scalar], Core]:
     """Make a core of a function of numbers, which is inlined into its loop.
 
@@ -39,6 +39,8 @@ def elementwise(
         parameters: their indices.
         exact: without it the function returns an element of the output; else an element, and whether that may be wrong,
             in which case its block is computed by `exact`, a function with these arguments or the core made of one.
+        alone: whether the elements that may be wrong are computed by `exact` one by one, and not their block: if it
+            takes many times as long, and LLVM does not vectorize it.
     """
 
     def core_of(function: Scalar) -> Core:
@@ -60,9 +62,19 @@ def elementwise(
                     result, may_be_wrong = term(*(elements_at(elements, i) + constants))
                     out[i] = result
                     is_wrong = is_wrong | may_be_wrong
-                if is_wrong:
+                if is_wrong and not alone:
                     for i in range(start, stop):
                         out[i] = exact_term(*(elements_at(elements, i) + constants))
+                place = start if is_wrong and alone else stop
+                while place < stop:
+                    # LLVM would compute `exact` of all elements if it stood in the loop that looks for the next one.
+                    _, may_be_wrong = term(*(elements_at(elements, place) + constants))
+                    while not may_be_wrong and place + 1 < stop:
+                        place += 1
+                        _, may_be_wrong = term(*(elements_at(elements, place) + constants))
+                    if may_be_wrong:
+                        out[place] = exact_term(*(elements_at(elements, place) + constants))
+                    place += 1
 
         return core if exact is None else checked_core
 

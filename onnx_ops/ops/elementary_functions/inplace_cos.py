@@ -65,7 +65,7 @@ def cos_of_far_angle(x: Number, far: Number) -> Number:
     return primitives.cos_of_any_angle(x)
 
 
-@elementwise(0, parameters=(1,), exact=cos_of_far_angle)
+@elementwise(0, parameters=(1,), exact=cos_of_far_angle, alone=True)
 def cos(x: Number, far: Number) -> tuple[Number, bool]:
     return primitives.cos(x), abs(x) > far
 

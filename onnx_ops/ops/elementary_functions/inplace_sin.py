@@ -65,7 +65,7 @@ def sin_of_far_angle(x: Number, far: Number) -> Number:
     return primitives.sin_of_any_angle(x)
 
 
-@elementwise(0, parameters=(1,), exact=sin_of_far_angle)
+@elementwise(0, parameters=(1,), exact=sin_of_far_angle, alone=True)
 def sin(x: Number, far: Number) -> tuple[Number, bool]:
     return primitives.sin(x), abs(x) > far
 
