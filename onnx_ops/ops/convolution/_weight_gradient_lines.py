@@ -23,6 +23,8 @@ FEWEST_COLUMNS = 8
 """Windows along a line from which on copying them is fast."""
 MOST_PLACES = 1024
 """Approximate number of windows of a run."""
+LONGEST_LINE = 2048
+"""Windows along a line up to which a run has all of them."""
 FEWEST_PLACES = 4
 """Windows of a run for each weight of a channel of the output, from which on lines are faster than tiles."""
 FEWEST_RUNS = 4
@@ -50,9 +52,9 @@ def step_of_lines(layout: Blocks, lines: int) -> int:
 
 
 @helper
-def copied_elements(layout: Blocks, lines: int) -> int:
+def copied_elements(layout: Blocks, lines: int, columns: int) -> int:
     """Elements of the copies for one tap along a line, in one channel."""
-    return room_of_copies(lines_of_copies(layout, lines), step_of_lines(layout, lines), layout.count[2])
+    return room_of_copies(lines_of_copies(layout, lines), step_of_lines(layout, lines), columns)
 
 
 @helper
@@ -61,6 +63,8 @@ def split_weight_lines(layout: Blocks) -> bool:
     columns, height, copies = layout.count[2], layout.count[1], layout.inputs * layout.kernel[0] * layout.kernel[2]
     if layout.inputs > MOST_INPUTS or columns < FEWEST_COLUMNS or layout.samples * layout.outputs * copies == 0:
         return False
+    if columns > LONGEST_LINE:
+        columns = MOST_PLACES
     lines = min(max(MOST_PLACES // columns, 1), height)
     if layout.stride[1] > (layout.kernel[1] - 1) * layout.dilation[1] + 1:  # lines between windows are not read
         lines = 1
@@ -71,12 +75,12 @@ def split_weight_lines(layout: Blocks) -> bool:
                 break
     if lines * columns < FEWEST_PLACES * weights_of_output(layout):
         return False
-    if copies * copied_elements(layout, lines) > MOST_COPIED:
+    if copies * copied_elements(layout, lines, columns) > MOST_COPIED:
         lines = 1
-    if copies * copied_elements(layout, lines) > MOST_COPIED:
+    if copies * copied_elements(layout, lines, columns) > MOST_COPIED:
         return False
-    layout.lines = lines
-    layout.runs = layout.samples * layout.count[0] * ceil_divide(height, lines)
+    layout.lines, layout.columns = lines, columns
+    layout.runs = layout.samples * layout.count[0] * ceil_divide(height, lines) * ceil_divide(layout.count[2], columns)
     layout.chunks = min(max(layout.runs // FEWEST_RUNS, 1), max(TASKS // layout.groups, 1))
     return True
 
@@ -88,15 +92,24 @@ def sums_elements(layout: Blocks) -> int:
 
 
 @helper
-def write_starts(layout: Blocks, lines: int, starts: Array) -> None:
+def write_starts(layout: Blocks, lines: int, columns: int, starts: Array) -> None:
     """Write where the copies of each weight begin; those of the last one are repeated to the end of its tile."""
-    kernel, weights, room = layout.kernel, weights_of_output(layout), copied_elements(layout, lines)
+    kernel, weights, room = layout.kernel, weights_of_output(layout), copied_elements(layout, lines, columns)
     seen, step = lines_of_copies(layout, lines), step_of_lines(layout, lines)
     for k in range(ceil_divide(weights, COLUMNS) * COLUMNS):
         own = min(k, weights - 1)
         line, c = own // kernel[2], own % kernel[2]
         row = copied_line(line % kernel[1] * layout.dilation[1], seen, step)
-        starts[k] = (line // kernel[1] * kernel[2] + c) * room + row * layout.count[2]
+        starts[k] = (line // kernel[1] * kernel[2] + c) * room + row * columns
+
+
+@helper
+def place_of_run(layout: Blocks, run: int) -> tuple[int, int, int, int]:
+    """The sample and the first window of a run along each axis; a run of several lines has whole ones."""
+    pieces, chunks = ceil_divide(layout.count[2], layout.columns), ceil_divide(layout.count[1], layout.lines)
+    column, rest = run % pieces * layout.columns, run // pieces
+    line, rest = rest % chunks * layout.lines, rest // chunks
+    return rest // layout.count[0], rest % layout.count[0], line, column
 
 
 @helper
@@ -121,11 +134,11 @@ def add_lines(layout: Blocks, number: int, grad: int, image: int, element_type: 
         dtype: of the sums.
     """
     outputs, kernel, stride, count = layout.outputs, layout.kernel, layout.stride, layout.count
-    weights, places, size = weights_of_output(layout), layout.lines * count[2], item_size(element_type)
+    weights, places, size = weights_of_output(layout), layout.lines * layout.columns, item_size(element_type)
     chunk, group = number % layout.chunks, number // layout.chunks
     rows, columns = ceil_divide(outputs, ROWS) * ROWS, ceil_divide(weights, COLUMNS) * COLUMNS
     is_direct = size == size_of(dtype)
-    copied = layout.inputs * kernel[0] * kernel[2] * copied_elements(layout, layout.lines)
+    copied = layout.inputs * kernel[0] * kernel[2] * copied_elements(layout, layout.lines, layout.columns)
     memory, sums, copies, converted, grads, starts, grad_ends, copy_ends, end_grads, end_starts = allocate(
         (rows * columns * LANES, dtype), (copied + LANES, dtype), (0 if is_direct else outputs * places, dtype),
         (rows, np.int64), (columns, np.int64), (outputs * LANES, dtype), (weights * LANES, dtype),
@@ -143,18 +156,22 @@ def add_lines(layout: Blocks, number: int, grad: int, image: int, element_type: 
         end_grads[o] = min(o, outputs - 1) * LANES
     for k in range(columns):
         end_starts[k] = min(k, weights - 1) * LANES
-    per_plane, plane = ceil_divide(count[1], layout.lines), volume(count)
+    plane = volume(count)
     for run in range(layout.runs * chunk // layout.chunks, layout.runs * (chunk + 1) // layout.chunks):
-        line, rest = run % per_plane * layout.lines, run // per_plane
-        z, own = rest % count[0], rest // count[0] * layout.groups + group
-        lines = min(layout.lines, count[1] - line)
-        begin = z * stride[0] - layout.before[0], line * stride[1] - layout.before[1], -layout.before[2]
+        sample, z, line, column = place_of_run(layout, run)
+        own = sample * layout.groups + group
+        lines, across = min(layout.lines, count[1] - line), min(layout.columns, count[2] - column)
+        begin = (
+            z * stride[0] - layout.before[0],
+            line * stride[1] - layout.before[1],
+            column * stride[2] - layout.before[2],
+        )
         seen, step = lines_of_copies(layout, lines), step_of_lines(layout, lines)
-        if not copy_lines(layout, image, element_type, own, begin, seen, count[2], step, kernel[2], copies, dtype):
+        if not copy_lines(layout, image, element_type, own, begin, seen, across, step, kernel[2], copies, dtype):
             free(memory)
             return False
-        write_starts(layout, lines, starts)
-        first, found = own * outputs * plane + (z * count[1] + line) * count[2], lines * count[2]
+        write_starts(layout, lines, across, starts)
+        first, found = own * outputs * plane + (z * count[1] + line) * count[2] + column, lines * across
         source = array_at(grad, 1, dtype)
         if not is_direct:
             source = converted
@@ -207,13 +224,13 @@ def write_alone(
     memory, grads, seen = allocate((count[2], dtype), (length[2], dtype))
     if memory == 0:
         return False
-    j = first_window(layout, 2, column, 0)
-    columns, x = window_count(layout, 2, column, j, count[2]), j * stride[2] - layout.before[2] + column
-    per_plane, total = ceil_divide(count[1], layout.lines), like(0, grads[0])
+    total = like(0, grads[0])
     for run in range(layout.runs * chunk // layout.chunks, layout.runs * (chunk + 1) // layout.chunks):
-        first, rest = run % per_plane * layout.lines, run // per_plane
-        own, z = rest // count[0] * layout.groups + group, rest % count[0]
-        depth = z * stride[0] - layout.before[0] + a
+        sample, z, first, begin = place_of_run(layout, run)
+        own, depth = sample * layout.groups + group, z * stride[0] - layout.before[0] + a
+        j = first_window(layout, 2, column, begin)
+        columns = window_count(layout, 2, column, j, min(begin + layout.columns, count[2]))
+        x = j * stride[2] - layout.before[2] + column
         for line in range(first, min(first + layout.lines, count[1])):
             y = line * stride[1] - layout.before[1] + row
             if columns <= 0 or depth < 0 or depth >= length[0] or y < 0 or y >= length[1]:
