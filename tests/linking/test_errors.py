@@ -73,6 +73,7 @@ def test_exceptions_have_the_packages_base_class_and_one_of_python() -> None:
     assert found.pop("StateLostError") == ["StepError"]
     assert found.pop("UnknownMethodError") == ["TranslationError"]
     assert found.pop("DifferenceError") == ["CaptureError"]
+    assert found.pop("UnexplainedError") == ["CaptureError"]
     assert found.pop("ReshapedError") == ["CaptureError"]
     assert {"OpError", "LinkError", "ModelFileError", "StepError", "WorkerError", "CaptureError"} < found.keys()
     for name, bases in found.items():

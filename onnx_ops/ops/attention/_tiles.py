@@ -250,7 +250,7 @@ def multiply_by_interleaved(
     """
     whole = whole_vectors(column_count)
     for panel in range(panels_of(whole)):
-        zero[0] = panel * PANEL * terms
+        zero[0] = panel * WIDTH * terms
         part, vectors = tail(out, panel * WIDTH), vectors_of(whole, panel)
         for row in range(0, count, ROWS):
             multiply_tile(
@@ -272,7 +272,7 @@ def multiply_by_rows(
 ) -> None:
     """Sums of `terms` rows of `row_size` numbers, whole vectors, with the weights of each row of a tile."""
     for panel in range(panels_of(row_size)):
-        zero[0] = panel * PANEL
+        zero[0] = panel * WIDTH
         part, step = tail(out, panel * WIDTH), row_size // LANES
         for row in range(0, count, ROWS):
             multiply_tile(
