@@ -185,7 +185,7 @@ def copy_lines(
 
 @helper
 def first_place(layout: Blocks, number: int) -> tuple[int, int, int, int]:
-    """The group of a sample and the first place of the output of a task."""
+    """The sample, or its group where tasks are parts of groups, and the first place of the output along each axis."""
     pieces, chunks = ceil_divide(layout.count[2], layout.columns), ceil_divide(layout.count[1], layout.lines)
     x, rest = number % pieces * layout.columns, number // pieces
     y, rest = rest % chunks * layout.lines, rest // chunks

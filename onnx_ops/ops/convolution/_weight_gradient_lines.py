@@ -13,7 +13,7 @@ from onnx_ops.loops.memory import LANES, allocate, array_at, free, item_size, re
 from onnx_ops.loops.primitives import Array, Floating, add_any_order, ceil_divide, helper, like
 from onnx_ops.loops.tiles import COLUMNS, ROWS, add_dot_products
 from onnx_ops.ops.convolution._blocked import Blocks, first_window, window_count
-from onnx_ops.ops.convolution._lines import copied_line, copy_lines, room_of_copies
+from onnx_ops.ops.convolution._lines import copied_line, copy_lines, first_place, room_of_copies
 from onnx_ops.ops.convolution._products import TASKS
 from onnx_ops.ops.windows import volume
 
@@ -104,15 +104,6 @@ def write_starts(layout: Blocks, lines: int, columns: int, starts: Array) -> Non
 
 
 @helper
-def place_of_run(layout: Blocks, run: int) -> tuple[int, int, int, int]:
-    """The sample and the first window of a run along each axis; a run of several lines has whole ones."""
-    pieces, chunks = ceil_divide(layout.count[2], layout.columns), ceil_divide(layout.count[1], layout.lines)
-    column, rest = run % pieces * layout.columns, run // pieces
-    line, rest = rest % chunks * layout.lines, rest // chunks
-    return rest // layout.count[0], rest % layout.count[0], line, column
-
-
-@helper
 def add_run(
     sums: Array, grad: Array, grads: Array, copies: Array, starts: Array, outputs: int, weights: int, vectors: int
 ) -> None:
@@ -158,7 +149,7 @@ def add_lines(layout: Blocks, number: int, grad: int, image: int, element_type: 
         end_starts[k] = min(k, weights - 1) * LANES
     plane = volume(count)
     for run in range(layout.runs * chunk // layout.chunks, layout.runs * (chunk + 1) // layout.chunks):
-        sample, z, line, column = place_of_run(layout, run)
+        sample, z, line, column = first_place(layout, run)
         own = sample * layout.groups + group
         lines, across = min(layout.lines, count[1] - line), min(layout.columns, count[2] - column)
         begin = (
@@ -226,7 +217,7 @@ def write_alone(
         return False
     total = like(0, grads[0])
     for run in range(layout.runs * chunk // layout.chunks, layout.runs * (chunk + 1) // layout.chunks):
-        sample, z, first, begin = place_of_run(layout, run)
+        sample, z, first, begin = first_place(layout, run)
         own, depth = sample * layout.groups + group, z * stride[0] - layout.before[0] + a
         j = first_window(layout, 2, column, begin)
         columns = window_count(layout, 2, column, j, min(begin + layout.columns, count[2]))
