@@ -109,14 +109,13 @@ def add_dot_products(
     b: Array,
     b_starts: Array,
     b_start: int,
-    offset: int,
     vectors: int,
 ) -> None:
     """Add products of ROWS rows with COLUMNS rows, which are summed over the rows: for each row r, column c and lane
 
         sums[(start + r*COLUMNS + c)*LANES + lane] += sum over t in [0, vectors) of
 
-            a[a_starts[a_start + r] + offset + t*LANES + lane] * b[b_starts[b_start + c] + t*LANES + lane]
+            a[a_starts[a_start + r] + t*LANES + lane] * b[b_starts[b_start + c] + t*LANES + lane]
 
     sums, a and b have one dtype, float32 or float64.
     """
@@ -124,7 +123,7 @@ def add_dot_products(
         for c in range(COLUMNS):
             total = np.zeros(LANES, sums.dtype)
             for t in range(0, vectors * LANES, LANES):
-                at_a, at_b = int(a_starts[a_start + r]) + offset + t, int(b_starts[b_start + c]) + t
+                at_a, at_b = int(a_starts[a_start + r]) + t, int(b_starts[b_start + c]) + t
                 with np.errstate(all="ignore"):
                     total += a[at_a : at_a + LANES] * b[at_b : at_b + LANES]
             at = (start + r * COLUMNS + c) * LANES

@@ -208,11 +208,10 @@ def _add_dot_products(
     b: types.Type,
     b_starts: types.Type,
     b_start: types.Type,
-    offset: types.Type,
     vectors: types.Type,
 ) -> Typed:
     def codegen(context: CPUContext, builder: ir.IRBuilder, signature: Signature, args: Values) -> ir.Value:
-        sums, start, a, a_starts, a_start, b, b_starts, b_start, offset, vectors = args
+        sums, start, a, a_starts, a_start, b, b_starts, b_start, vectors = args
         number = context.get_value_type(signature.args[0].dtype)
         align = alignment(number)
         rows, lanes = (ROWS if MANY_REGISTERS else ROWS // 2), LANES if MANY_REGISTERS else LANES // 2
@@ -220,18 +219,17 @@ def _add_dot_products(
             lanes //= 2
         vector = ir.VectorType(number, lanes)
 
-        def row_at(numbers: ir.Value, starts: ir.Value, index: ir.Value, ahead: ir.Value) -> ir.Value:
+        def row_at(numbers: ir.Value, starts: ir.Value, index: ir.Value, first_lane: int) -> ir.Value:
             begin = load(builder, element_at(builder, starts, WORD, index), WORD)
-            return element_at(builder, numbers, number, builder.add(begin, ahead))
+            return element_at(builder, numbers, number, builder.add(begin, WORD(first_lane)))
 
         def emit(own: range, first_lane: int) -> None:
             with builder.goto_entry_block():
                 totals = {(r, c): builder.alloca(vector) for r in own for c in range(COLUMNS)}
             for total in totals.values():
                 builder.store(ir.Constant(vector, None), total)
-            ahead = builder.add(offset, WORD(first_lane))
-            a_rows = {r: row_at(a, a_starts, builder.add(a_start, WORD(r)), ahead) for r in own}
-            b_rows = [row_at(b, b_starts, builder.add(b_start, WORD(c)), WORD(first_lane)) for c in range(COLUMNS)]
+            a_rows = {r: row_at(a, a_starts, builder.add(a_start, WORD(r)), first_lane) for r in own}
+            b_rows = [row_at(b, b_starts, builder.add(b_start, WORD(c)), first_lane) for c in range(COLUMNS)]
             with cgutils.for_range(builder, vectors, intp=WORD) as t:
                 at = builder.mul(t.index, WORD(LANES))
                 columns = [load(builder, element_at(builder, row, number, at), vector, align=align) for row in b_rows]
@@ -252,7 +250,7 @@ def _add_dot_products(
         return context.get_dummy_value()
 
     word = types.int64
-    return types.none(sums, word, a, a_starts, word, b, b_starts, word, word, word), codegen
+    return types.none(sums, word, a, a_starts, word, b, b_starts, word, word), codegen
 
 
 implement(tiles.add_dot_products, _add_dot_products)

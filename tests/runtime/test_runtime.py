@@ -769,13 +769,13 @@ def dot_products_in_float(sums: int, a: int, b: int, starts: int, vectors: int) 
     """Products for the third tile of sums, of rows from the second on."""
     given = array_at(sums, 4 * ROWS * COLUMNS * LANES, np.float32), 2 * ROWS * COLUMNS, array_at(a, 900, np.float32)
     rows, columns = array_at(starts, ROWS + 1, np.int64), array_at(starts + 8 * (ROWS + 1), COLUMNS + 1, np.int64)
-    add_dot_products(*given, rows, 1, array_at(b, 900, np.float32), columns, 1, 7, vectors)
+    add_dot_products(*given, rows, 1, array_at(b, 900, np.float32), columns, 1, vectors)
 
 
 def dot_products_in_double(sums: int, a: int, b: int, starts: int, vectors: int) -> None:
     given = array_at(sums, 4 * ROWS * COLUMNS * LANES, np.float64), 2 * ROWS * COLUMNS, array_at(a, 900, np.float64)
     rows, columns = array_at(starts, ROWS + 1, np.int64), array_at(starts + 8 * (ROWS + 1), COLUMNS + 1, np.int64)
-    add_dot_products(*given, rows, 1, array_at(b, 900, np.float64), columns, 1, 7, vectors)
+    add_dot_products(*given, rows, 1, array_at(b, 900, np.float64), columns, 1, vectors)
 
 
 @pytest.mark.parametrize("vectors", [0, 1, 5])
@@ -787,7 +787,7 @@ def test_tile_of_dot_products(dtype: npt.DTypeLike, vectors: int) -> None:
     starts = rng.integers(0, 800, ROWS + COLUMNS + 2)
     expected = np.ones((4, ROWS, COLUMNS, LANES), dtype)
     for r, c, t in np.ndindex(ROWS, COLUMNS, vectors):
-        x, y = starts[1 + r] + 7 + t * LANES, starts[ROWS + 2 + c] + t * LANES
+        x, y = starts[1 + r] + t * LANES, starts[ROWS + 2 + c] + t * LANES
         expected[2, r, c] += a[x : x + LANES] * b[y : y + LANES]
     function = dot_products_in_float if dtype == FLOAT32 else dot_products_in_double
     for run in (natively(function, 5), function):

@@ -112,7 +112,7 @@ def add_run(
     for row in range(ceil_divide(outputs, ROWS)):
         for tile in range(tiles):
             place, first = (row * tiles + tile) * ROWS * COLUMNS, tile * COLUMNS
-            add_dot_products(sums, place, grad, grads, row * ROWS, copies, starts, first, 0, vectors)
+            add_dot_products(sums, place, grad, grads, row * ROWS, copies, starts, first, vectors)
 
 
 @helper

@@ -170,6 +170,12 @@ PART = 2048
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
 
+@helper
+def quotients_at(address: int) -> Blocks:
+    """The layout of the convolution by quotients, behind the layout at an address."""
+    return record_at(address + size_of(LAYOUT), LAYOUT)
+
+
 def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     """Write the layout and the shapes of the outputs; returns whether the shapes of the inputs fit."""
     layout = record_at(address, LAYOUT)
@@ -193,9 +199,8 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     size = computing_size(kernel.element_type[GRAD])
     at = job.scratch + whole_lines(2 * size_of(LAYOUT))
     layout.windows = at
-    layout.by_input_lines = int(
-        kernel.output_type[BY_INPUT] != 0 and split_input_lines(layout, record_at(address + size_of(LAYOUT), LAYOUT))
-    )
+    quotients = quotients_at(address)
+    layout.by_input_lines = int(kernel.output_type[BY_INPUT] != 0 and split_input_lines(layout, quotients))
     layout.by_weight_lines = int(kernel.output_type[BY_WEIGHT] != 0 and split_weight_lines(layout))
     input_by_tiles = kernel.output_type[BY_INPUT] != 0 and layout.by_input_lines == 0
     weight_by_tiles = kernel.output_type[BY_WEIGHT] != 0 and layout.by_weight_lines == 0
@@ -204,7 +209,6 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
         at += whole_lines(size * windows_elements(layout))
     layout.weights = at
     if layout.by_input_lines:
-        quotients = record_at(address + size_of(LAYOUT), LAYOUT)
         layout.product_tasks = quotients.product_tasks
         layout.weights_tasks = layout.groups * layout.stride[0] * layout.stride[1]
         at += whole_lines(size * layout.weights_tasks * weights_of_phase(quotients))
@@ -241,7 +245,7 @@ def prepare(job: Job, number: int, dtype: Floating) -> None:
         number -= layout.windows_tasks
         source, target = job.data[WEIGHT], layout.weights
         if layout.by_input_lines:
-            quotients = record_at(job.scratch + size_of(LAYOUT), LAYOUT)
+            quotients = quotients_at(job.scratch)
             done = order_weights(layout, quotients, number, source, element_type, dtype)
         else:
             done = interleave_weights(layout, number, True, source, element_type, target, dtype)
@@ -290,7 +294,7 @@ def task(job: Job, number: int, dtype: Floating) -> None:
     if number < layout.product_tasks:
         target = job.output[BY_INPUT]
         if layout.by_input_lines:
-            quotients, grad, weight = record_at(job.scratch + size_of(LAYOUT), LAYOUT), job.data[GRAD], job.data[WEIGHT]
+            quotients, grad, weight = quotients_at(job.scratch), job.data[GRAD], job.data[WEIGHT]
             done = multiply_quotients(layout, quotients, number, grad, weight, target, element_type, dtype)
         else:
             done = multiply(layout, number, True, target, element_type, dtype)

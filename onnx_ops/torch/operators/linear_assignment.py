@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import onnx_ir as ir
 import torch
@@ -17,46 +15,13 @@ from onnx_ops.torch.base.loops import loop
 from onnx_ops.torch.base.nodes import Value, double, integer, integers, op
 from onnx_ops.torch.base.table import checks
 
-NAME = "linear_sum_assignment"
-"""Of SciPy's function, which code mostly imports under it."""
+MODULE, NAME = "scipy.optimize._lsap", "linear_sum_assignment"
+"""Of SciPy's function, which code mostly imports under its name."""
 
 
-@contextlib.contextmanager
-def assignments() -> Iterator[None]:
-    """A context in which SciPy's linear_sum_assignment of a tensor is computed by an operator."""
-    with contextlib.ExitStack() as patches:
-        if (function := _function()) is not None:
-            replaced = _of_tensors(function)
-            for module in list(sys.modules.values()):
-                if getattr(module, "__dict__", {}).get(NAME) is function:
-                    patches.enter_context(mock.patch.object(module, NAME, replaced))
-        yield
-
-
-def _function() -> Callable[..., Any] | None:
+def scipys_function() -> Callable[..., Any] | None:
     """SciPy's function, if SciPy has been imported."""
-    return getattr(sys.modules.get("scipy.optimize._lsap"), NAME, None)
-
-
-def _of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
-    def assigned(cost_matrix: Any, maximize: bool = False) -> Any:
-        """As SciPy's: the rows, in their order, and a column of each, with the least sum of costs."""
-        if not isinstance(cost_matrix, Tensor):
-            return function(cost_matrix, maximize)
-        if cost_matrix.dim() != 2:
-            raise ValueError(f"expected a matrix (2-D array), got a {cost_matrix.dim()}-D array")
-        cost = cost_matrix.detach().double()
-        rows, columns = cost.shape
-        if rows == 0 or columns == 0:
-            return torch.arange(0), torch.arange(0)
-        cost = -cost if maximize else cost
-        if rows <= columns:
-            return torch.arange(rows), torch.ops.onnx_ops.assigned_columns(cost)
-        of_columns = torch.ops.onnx_ops.assigned_columns(cost.T)
-        order = of_columns.argsort()
-        return of_columns[order], order
-
-    return assigned
+    return getattr(sys.modules.get(MODULE), NAME, None)
 
 
 def _nodes(cost: Value) -> Value:
@@ -134,7 +99,7 @@ def _shape(cost: Tensor) -> Tensor:
 @custom_operator(_nodes, _shape)
 def assigned_columns(cost: Tensor) -> Tensor:
     """A column of each row, with the least sum of costs: (rows, columns) float64 to (rows,), of no more rows."""
-    function = _function()
+    function = scipys_function()
     assert function is not None  # what runs here is called in its place
     return torch.from_numpy(function(cost.numpy())[1])
 

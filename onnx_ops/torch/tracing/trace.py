@@ -32,8 +32,8 @@ from onnx_ops.torch.base.arguments import Dimension
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.attention import causal_biases
-from onnx_ops.torch.operators.linear_assignment import assignments
 from onnx_ops.torch.operators.von_mises import bounded_rejections
+from onnx_ops.torch.tracing.assignments import assignments
 from onnx_ops.torch.tracing.branches import Made, without_guards
 from onnx_ops.torch.tracing.caches import bypassed_caches, dictionaries_of_sizes, hashes_a_size, without_traced_values
 from onnx_ops.torch.tracing.constants import Constants
