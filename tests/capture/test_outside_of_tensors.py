@@ -49,14 +49,17 @@ def test_draws_that_change_nothing_are_warned_of() -> None:
         gradients(nn.Linear(3, 2), loss, (torch.ones(2, 3),))
 
 
-def test_learning_rates_in_losses_are_warned_of() -> None:
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_learning_rates_in_losses_are_warned_of(scheduled: bool) -> None:
     """The graph has the number of the example; what the optimizer has is the same afterwards."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     (group,) = optimizer.param_groups
 
     def decayed(model: nn.Module, x: Tensor) -> Tensor:
-        return model(x).square().sum() + optimizer.param_groups[0]["lr"] * model.weight.square().sum()
+        rate = scheduler.get_last_lr()[0] if scheduled else optimizer.param_groups[0]["lr"]
+        return model(x).square().sum() + rate * model.weight.square().sum()
 
     def plain(model: nn.Module, x: Tensor) -> Tensor:
         assert optimizer.param_groups[0]["momentum"] == 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from onnx_ops.torch.tracing.frames import Line, line_now, warn
 
@@ -29,8 +31,13 @@ class _Group(dict[str, Any]):
         return super().get(key, default)
 
     def _record(self, key: str) -> None:
-        if key == RATE and (line := line_now()) is not None:
-            self._lines.append(line)
+        if key == RATE:
+            _record(self._lines)
+
+
+def _record(lines: list[Line]) -> None:
+    if (line := line_now()) is not None:
+        lines.append(line)
 
 
 @contextlib.contextmanager
@@ -44,8 +51,16 @@ def constant_rates(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None
     groups = [(optimizer.param_groups, list(optimizer.param_groups)) for optimizer in known]
     for given, own in groups:
         given[:] = [_Group(group, lines) for group in own]
+    last_rates = LRScheduler.get_last_lr
+
+    def recorded(scheduler: LRScheduler) -> Any:
+        if scheduler.optimizer in known:
+            _record(lines)
+        return last_rates(scheduler)
+
     try:
-        yield
+        with mock.patch.object(LRScheduler, "get_last_lr", recorded):
+            yield
     finally:
         for given, own in groups:
             for group, watched in zip(own, given, strict=True):
