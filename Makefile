@@ -27,9 +27,10 @@ PROGRAMS := tests/capture/programs
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32,
 # and no library, which has all.
 SMOKE := tests/cli $(patsubst %,tests/%.py,linking/test_schemas results/test_examples runtime/test_runtime runtime/test_sessions) --deselect tests/results/test_examples.py::test_every_dtype -k 'not -library]'
-# Those of these kernels that take long too, and share little with others, of which a relative is tested.
+# Those of these kernels that take long too, and share little with others, of which a relative is tested, and two more
+# tests that need them.
 LARGE := ApplyAdamW Convolution ConvolutionBackward $(patsubst %,DepthwiseConv2DBackprop%,Filter Input) FlashAttentionScoreGrad
-WITHOUT_LARGE := $(patsubst %,--deselect 'tests/results/test_examples.py::test_example[%-kernel]',$(LARGE))
+WITHOUT_LARGE := $(patsubst %,--deselect 'tests/results/test_examples.py::test_example[%-kernel]',$(LARGE)) $(patsubst %,--deselect tests/%,cli/test_doctor.py::test_all_ops_run runtime/test_sessions.py::test_outputs_that_a_node_omits_are_not_computed)
 
 .PHONY: demo help test lint types unit test-programs fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site wheel release-check clean
 

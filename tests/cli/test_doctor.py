@@ -24,7 +24,7 @@ from onnx_ops.library.objects import NATIVE
 from onnx_ops.ops import OPS
 
 
-def test_doctor() -> None:
+def test_all_ops_run() -> None:
     examined = answer("doctor")
     assert examined["ok"]
     assert set(examined) == {"ok", "platform", "versions", "unsupported", "kernels", "cache", "outcomes"}
