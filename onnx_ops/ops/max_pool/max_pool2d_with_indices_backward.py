@@ -133,7 +133,7 @@ def reference(
 GRAD, SELF, INDEX = range(3)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
 INT64 = int(TensorProto.INT64)
-WORK = 16384
+WORK = 8192
 """Numbers that a task reads and writes, unless a plane has more."""
 NEXT = 64
 """Indices that are looked at together."""
@@ -177,37 +177,45 @@ def plan(kernel: Kernel, job: Job) -> int:
 
 
 @helper
-def added(sums: Array, numbers: Array, indices: Array, count: int, begin: int, plane: int) -> bool:
-    """Add numbers up at the places in a plane that their indices tell; whether all are in it.
+def added(sums: Array, numbers: Array, indices: Array, first: int, planes: int, plane: int, windows: int) -> bool:
+    """Set sums to those of the numbers at the places that the indices of some planes tell; whether all are in them.
 
-    The plane begins at `begin` of the whole tensor. Where the next indices all lie in [0, plane), none is looked at by
-    itself; there are few of them, so that those after them come from memory in the meantime.
+    The first plane begins at `first` of the whole tensor. Where the next indices all lie in [0, plane), none is looked
+    at by itself; there are few of them, so that those after them come from memory in the meantime.
     """
-    for first in range(0, count, NEXT):
-        end = min(first + NEXT, count)
-        lowest, highest = plane, -1
-        for i in range(first, end):
-            lowest, highest = min(lowest, int(indices[i])), max(highest, int(indices[i]))
-        if lowest >= 0 and highest < plane:
-            for i in range(first, end):
-                sums[indices[i]] += numbers[i]
-            continue
-        for i in range(first, end):
-            at = int(indices[i])
-            if at >= plane:
-                at -= begin
-            if at < 0 or at >= plane:
-                return False
-            sums[at] += numbers[i]
+    at_once = max(NEXT // max(windows, 1), 1)
+    for begin in range(0, planes, at_once):
+        end = min(begin + at_once, planes)
+        for i in range(begin * plane, end * plane):
+            sums[i] = ZERO
+        for start in range(begin * windows, end * windows, NEXT):
+            stop = min(start + NEXT, end * windows)
+            lowest, highest = plane, -1
+            for i in range(start, stop):
+                lowest, highest = min(lowest, int(indices[i])), max(highest, int(indices[i]))
+            fits = lowest >= 0 and highest < plane
+            for p in range(begin, end):
+                before = p * plane
+                for i in range(max(start, p * windows), min(stop, (p + 1) * windows)):
+                    at = int(indices[i])
+                    if not fits:
+                        if at >= plane:
+                            at -= first + before
+                        if at < 0 or at >= plane:
+                            return False
+                    sums[before + at] += numbers[i]
     return True
 
 
 @helper
-def added_by_type(job: Job, index_type: int, sums: Array, numbers: Array, count: int, p: int, plane: int) -> bool:
-    """The same for the p-th plane of a job."""
+def added_by_type(
+    sums: Array, numbers: Array, index_type: int, at: int, first: int, planes: int, plane: int, windows: int
+) -> bool:
+    """The same with the indices at an address."""
+    count = planes * windows
     if index_type == INT64:
-        return added(sums, numbers, array_at(job.data[INDEX] + 8 * p * count, count, np.int64), count, p * plane, plane)
-    return added(sums, numbers, array_at(job.data[INDEX] + 4 * p * count, count, np.int32), count, p * plane, plane)
+        return added(sums, numbers, array_at(at, count, np.int64), first, planes, plane, windows)
+    return added(sums, numbers, array_at(at, count, np.int32), first, planes, plane, windows)
 
 
 def task(job: Job, number: int) -> None:
@@ -215,43 +223,39 @@ def task(job: Job, number: int) -> None:
     kernel = record_at(job.kernel, KERNEL)
     rank = job.rank[SELF]
     lead = rank - spatial_axes(record_at(kernel.attributes, ATTRIBUTES))
-    planes, plane, windows = volume(job, SELF, 0, lead), volume(job, SELF, lead, rank), volume(job, GRAD, lead, rank)
+    plane, windows = volume(job, SELF, lead, rank), volume(job, GRAD, lead, rank)
     grad_type, out_type, index_type = kernel.element_type[GRAD], kernel.output_type[0], kernel.element_type[INDEX]
-    in_double = grad_type == DOUBLE or out_type == DOUBLE
-    memory, own_sums, own_numbers = allocate((plane, np.float64), (windows, np.float64))
+    step = planes_per_task(plane + windows)
+    first = number * step
+    planes = min(step, volume(job, SELF, 0, lead) - first)
+    elements, count = planes * plane, planes * windows
+    memory, own_sums, own_numbers = allocate((elements, np.float64), (count, np.float64))
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    step = planes_per_task(plane + windows)
-    for p in range(number * step, min((number + 1) * step, planes)):
-        source = job.data[GRAD] + p * windows * item_size(grad_type)
-        target = job.output[0] + p * plane * item_size(out_type)
-        if in_double:
-            numbers_at = source if grad_type == DOUBLE else address_of(own_numbers)
-            sums_at = target if out_type == DOUBLE else address_of(own_sums)
-            if grad_type != DOUBLE:
-                read_numbers(kernel.read, source, grad_type, windows, numbers_at)
-            sums = array_at(sums_at, plane, np.float64)
-            for i in range(plane):
-                sums[i] = 0.0
-            numbers = array_at(numbers_at, windows, np.float64)
-            fits = added_by_type(job, index_type, sums, numbers, windows, p, plane)
-            if out_type != DOUBLE:
-                write_numbers(kernel.write, sums_at, out_type, plane, target)
-        else:
-            numbers_at = source if grad_type == FLOAT else address_of(own_numbers)
-            sums_at = target if out_type == FLOAT else address_of(own_sums)
-            if grad_type != FLOAT:
-                read_floats(source, grad_type, windows, numbers_at)
-            short_sums = array_at(sums_at, plane, np.float32)
-            for i in range(plane):
-                short_sums[i] = ZERO
-            short_numbers = array_at(numbers_at, windows, np.float32)
-            fits = added_by_type(job, index_type, short_sums, short_numbers, windows, p, plane)
-            if out_type != FLOAT:
-                write_floats(sums_at, out_type, plane, target)
-        if not fits:
-            job.failed = REFUSED
+    source = job.data[GRAD] + first * windows * item_size(grad_type)
+    target = job.output[0] + first * plane * item_size(out_type)
+    indices_at = job.data[INDEX] + first * windows * (8 if index_type == INT64 else 4)
+    if grad_type == DOUBLE or out_type == DOUBLE:
+        numbers_at = source if grad_type == DOUBLE else address_of(own_numbers)
+        sums_at = target if out_type == DOUBLE else address_of(own_sums)
+        if grad_type != DOUBLE:
+            read_numbers(kernel.read, source, grad_type, count, numbers_at)
+        sums, numbers = array_at(sums_at, elements, np.float64), array_at(numbers_at, count, np.float64)
+        fits = added_by_type(sums, numbers, index_type, indices_at, first * plane, planes, plane, windows)
+        if out_type != DOUBLE:
+            write_numbers(kernel.write, sums_at, out_type, elements, target)
+    else:
+        numbers_at = source if grad_type == FLOAT else address_of(own_numbers)
+        sums_at = target if out_type == FLOAT else address_of(own_sums)
+        if grad_type != FLOAT:
+            read_floats(source, grad_type, count, numbers_at)
+        short_sums, short_numbers = array_at(sums_at, elements, np.float32), array_at(numbers_at, count, np.float32)
+        fits = added_by_type(short_sums, short_numbers, index_type, indices_at, first * plane, planes, plane, windows)
+        if out_type != FLOAT:
+            write_floats(sums_at, out_type, elements, target)
+    if not fits:
+        job.failed = REFUSED
     free(memory)
 
 
