@@ -352,6 +352,22 @@ def test_memory_of_captures_of_recurrent_layers() -> None:
     assert peak_of_capture(Last(layers), (torch.randn(2, 10, 1024),), torch.optim.SGD) < 4.4
 
 
+@pytest.mark.skipif(not RESETS.exists(), reason="needs Linux")
+def test_memory_of_captures_with_many_slices() -> None:
+    """Gradients of each slice are as large as the tensor, and freed once they are added."""
+    layer, x = nn.Linear(32, 32), torch.randn(2**15, 32)
+    gradients(layer, sum_of_slices, (x[:64],))
+    before = resident()
+    reset_peak()
+    gradients(layer, sum_of_slices, (x,))
+    assert peak() - before < 60 * x.nbytes
+
+
+def sum_of_slices(layer: nn.Linear, x: Tensor) -> Tensor:
+    rows = layer(x).view(64, -1)
+    return torch.stack([rows[i].square().mean() for i in range(64)]).sum()
+
+
 @pytest.mark.full
 @pytest.mark.skipif(not RESETS.exists(), reason="needs Linux")
 def test_memory_of_captures_that_are_compared_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
