@@ -244,3 +244,17 @@ def test_numbers_of_the_data_beside_complex_ones() -> None:
     waves = torch.cos(torch.arange(12) * (2 * torch.pi / 4)) + 0.1 * torch.randn(5, 12)
     model = Folding()
     compared(model, lambda model, x: model(x).sin().sum(), [waves[:3], waves], {0: Dim("N")}, specialize=True)
+
+
+def test_numbers_of_sizes_beside_complex_ones() -> None:
+    """As QwenImage has a list with the shape of each image, beside a schedule that is indexed by the steps."""
+    schedule, rows = torch.arange(5.0), Dim("rows")
+
+    def loss(model: nn.Module, x: Tensor, steps: Tensor) -> Tensor:
+        weights = schedule[steps]
+        shapes = [x.shape[1:]] * x.shape[0]
+        return (torch.view_as_complex(model(x).reshape(len(shapes), 2, 2)).abs().sum(1) * weights).sum()
+
+    shapes = {"x": {0: rows}, "steps": {0: rows}}
+    with pytest.raises(CaptureError, match=r"x\.size\(\)\[0\] is to be dynamic, but .* makes the number 3 of it"):
+        gradients(nn.Linear(4, 4), loss, (torch.ones(3, 4), torch.arange(3)), dynamic_shapes=shapes)

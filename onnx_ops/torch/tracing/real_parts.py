@@ -147,16 +147,17 @@ class RealParts(Interpreter):
 
 def _enter_values(first: Any, result: Any) -> None:
     """Give the symbols of numbers and sizes that depend on data the values that they have in the first graph."""
-    for old, new in zip(_symbols(first), _symbols(result), strict=True):
+    for old, new in zip(_numbers(first), _numbers(result), strict=True):
+        if not (isinstance(old, py_sym_types) and isinstance(new, py_sym_types)):  # code has made a number of the size
+            continue
         values = new.node.shape_env.real_tensor_prop_unbacked_vals
         if (value := values.get(_symbol(old))) is not None:
             values[_symbol(new)] = value
 
 
-def _symbols(result: Any) -> list[Any]:
-    """The symbolic numbers, and sizes of tensors, in a result."""
-    numbers = (n for leaf in tree_leaves(result) for n in (leaf.shape if isinstance(leaf, Tensor) else [leaf]))
-    return [number for number in numbers if isinstance(number, py_sym_types)]
+def _numbers(result: Any) -> list[Any]:
+    """The numbers, and sizes of tensors, in a result."""
+    return [n for leaf in tree_leaves(result) for n in (leaf.shape if isinstance(leaf, Tensor) else [leaf])]
 
 
 def _symbol(number: Any) -> sympy.Basic:
