@@ -89,10 +89,7 @@ class Forward:
             name: {axis: size for axis, size in enumerate(tensor.shape) if is_symbolic(size)}
             for name, tensor in tensors(seen.call.arguments)
         }
-        dynamic = {
-            name: {axis: self._traced.dimension(size) for axis, size in axes.items()} for name, axes in sizes.items()
-        }
-        return self._graph(eager.call, dynamic, remove_losses=True)
+        return self._graph(eager.call, self._traced.dimensions(sizes), remove_losses=True)
 
     def of_loss(self, state: Collection[str], compared: Iterable[Callable[[], Tensors]]) -> onnx.ModelProto:
         """The graph of the loss and the further outputs.

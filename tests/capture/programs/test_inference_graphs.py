@@ -240,3 +240,61 @@ def test_functions_that_are_refused() -> None:
         capture(Tagger(), inference=lambda m, words, mask: m(words, mask)["logits"])
     with pytest.raises(CaptureError, match="no parameter, expected one of the model and of arguments of the loss"):
         capture(Tagger(), inference=lambda: None)
+
+
+class Matching(nn.Module):
+    """Scores some texts for each image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.texts, self.images = nn.Embedding(7, 4), nn.Linear(3, 4)
+
+    def forward(self, images: Tensor, ids: Tensor) -> Tensor:
+        texts = self.texts(ids).mean(1).reshape(images.shape[0], ids.shape[0] // images.shape[0], 4)
+        return (texts * self.images(images)[:, None]).sum(-1)
+
+
+def test_arguments_with_several_rows_for_each_sample() -> None:
+    """As OwlViT takes the ids of all texts of all images as one matrix."""
+    model, rows = Matching(), Dim("rows")
+    example = torch.randn(3, 3), torch.randint(7, (3, 2, 5))
+    captured = training_step(
+        model,
+        lambda model, images, ids: model(images, ids.flatten(0, 1)).square().mean(),
+        example,
+        torch.optim.SGD(model.parameters()),
+        dynamic_shapes={"images": {0: rows}, "ids": {0: rows}},
+    )
+    images, ids = torch.randn(5, 3), torch.randint(7, (10, 5))
+    assert captured.inference is not None
+    session = onnx_ops.InferenceSession(captured.inference)
+    (found,) = session.run(None, {"images": images.numpy(), "ids": ids.numpy()})
+    close(found, model(images, ids).detach())
+
+
+def test_arguments_of_two_batches_each() -> None:
+    """As contrastive losses join two views of each sample."""
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, one: Tensor, other: Tensor) -> Tensor:
+            result: Tensor = self.layer(one) * other
+            return result
+
+    model, rows = Product(), Dim("rows", max=50)
+    captured = training_step(
+        model,
+        lambda model, x, y: model(torch.cat([x, x + 1]), torch.cat([y, -y])).square().mean(),
+        (torch.randn(3, 3), torch.randn(3, 4)),
+        torch.optim.SGD(model.parameters()),
+        dynamic_shapes={"x": {0: rows}, "y": {0: rows}},
+    )
+    one, other = torch.randn(5, 3), torch.randn(5, 4)
+    assert captured.inference is not None
+    session = onnx_ops.InferenceSession(captured.inference)
+    (found,) = session.run(None, {"one": one.numpy(), "other": other.numpy()})
+    close(found, model(one, other).detach())
