@@ -118,6 +118,29 @@ def test_group_norms_by_op(dtype: torch.dtype) -> None:
     assert count(captured, "GroupNormBackward") == 4
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_batch_norms_of_lines(channels_last: bool) -> None:
+    """Of images with an axis of size 1, whose gradient in PyTorch is wrong if it has another order in memory."""
+    torch.manual_seed(0)
+    lines, weights = torch.randn(3, 4, 5, 1), torch.randn(3, 4, 5, 1)
+
+    def last(x: Tensor) -> Tensor:
+        return x.transpose(1, 3).contiguous().transpose(1, 3)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(last(x) if channels_last else x)
+        return (y * (weights if channels_last else last(weights))).sum()
+
+    captured = gradients(nn.BatchNorm2d(4), loss, (lines,))
+    got = onnx_ops.InferenceSession(captured.model).run(
+        ["grad.weight", "grad.bias"], captured.state | {"x": lines.numpy()}
+    )
+    normal = (lines - lines.mean((0, 2, 3), True)) / (lines.var((0, 2, 3), correction=0, keepdim=True) + 1e-5).sqrt()
+    for array, each in zip(got, (weights * normal, weights), strict=True):
+        # Sums of 15 terms in float32.
+        np.testing.assert_allclose(array, each.sum((0, 2, 3)).numpy(), rtol=1e-5, atol=1e-5)
+
+
 def test_norms_of_one_image() -> None:
     """With its channels last in the gradient, where PyTorch's is wrong; that of the same image twice is right."""
     torch.manual_seed(0)

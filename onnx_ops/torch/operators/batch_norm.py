@@ -208,23 +208,30 @@ def _gradients_again(
     return gradients_of(gradients, (grad, input, weight), grads)
 
 
-# PyTorch's backward kernels for CPUs take the elements of a gradient in another order where an image is alone in its
-# batch and the channels are the last axis of the gradient in memory, but not of the image.
+# PyTorch's backward kernels for CPUs take the elements of a gradient in another order where an axis of the image or the
+# batch has the size 1, and the channels are the last axis in memory either of the gradient or of the image.
 
 
 @corrects(torch.batch_norm)
-def _batch_norm(*args: Any, **kwargs: Any) -> Tensor:
-    return _with_contiguous_gradient(torch.batch_norm(*args, **kwargs))
+def _batch_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return _with_gradient_in_order(torch.batch_norm(input, *args, **kwargs), input)
 
 
 @corrects(torch.instance_norm)
 def _instance_norm(*args: Any, **kwargs: Any) -> Tensor:
-    return _with_contiguous_gradient(torch.instance_norm(*args, **kwargs))
+    output = torch.instance_norm(*args, **kwargs)
+    return _with_gradient_in_order(output, output)  # which is computed from a contiguous image
 
 
-def _with_contiguous_gradient(output: Tensor) -> Tensor:
+def _with_gradient_in_order(output: Tensor, image: Tensor) -> Tensor:
+    """An output whose gradient has the order in memory of an image."""
+    strides = torch.empty_like(image, device="meta").stride()
+
+    def ordered(gradient: Tensor) -> Tensor:
+        return gradient.new_empty_strided(gradient.shape, strides).copy_(gradient)
+
     if output.requires_grad and not within_transforms():
-        output.register_hook(Tensor.contiguous)
+        output.register_hook(ordered)
     return output
 
 
