@@ -1,4 +1,4 @@
-"""Models of diffusers, trained to predict noise."""
+"""Models of diffusers, trained to predict noise, or the velocity of flow matching."""
 
 from __future__ import annotations
 
@@ -186,5 +186,113 @@ def controlnet() -> Case:
     def batch(samples: int) -> tuple[Tensor, ...]:
         inputs, steps, _ = _noisy(4, 16, samples)
         return inputs, steps, torch.randn(samples, 7, 16), torch.rand(samples, 3, 32, 32)
+
+    return Case(model, loss, batch)
+
+
+@MODELS("UNet2DConditionModel, Stable Diffusion XL, min-SNR weights")
+def unet2d_condition_xl() -> Case:
+    from diffusers import DDPMScheduler, UNet2DConditionModel
+
+    model = UNet2DConditionModel(
+        16,
+        4,
+        4,
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=16,
+        norm_num_groups=4,
+        attention_head_dim=(2, 4),
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=64,
+    )
+    scheduler = DDPMScheduler()
+
+    def loss(  # type: ignore[no-untyped-def]
+        model, latents, noise, steps, text, pooled, sizes
+    ):
+        conditions = {"text_embeds": pooled, "time_ids": sizes}
+        noisy = scheduler.add_noise(latents, noise, steps)
+        found = model(noisy, steps, text, added_cond_kwargs=conditions).sample
+        alphas = scheduler.alphas_cumprod[steps]
+        ratios = alphas / (1 - alphas)
+        weights = torch.stack([ratios, torch.full_like(ratios, 5.0)]).min(0).values / ratios
+        return (functional.mse_loss(found, noise, reduction="none").mean((1, 2, 3)) * weights).mean()
+
+    def batch(samples: int) -> tuple[Tensor, ...]:
+        latents, steps, noise = _noisy(4, 16, samples)
+        pooled, sizes = torch.randn(samples, 16), torch.randint(16, (samples, 6)).float()
+        return latents, noise, steps, torch.randn(samples, 7, 16), pooled, sizes
+
+    return Case(model, loss, batch)
+
+
+def _moved(model: nn.Module, latents: Tensor, noise: Tensor, indices: Tensor, **conditions: Tensor) -> Tensor:
+    """The loss of flow matching, as in the training scripts of diffusers."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    sigmas = scheduler.sigmas[indices].view(-1, *[1] * (latents.ndim - 1))
+    noisy = (1 - sigmas) * latents + sigmas * noise
+    found = model(hidden_states=noisy, timestep=scheduler.timesteps[indices], **conditions).sample
+    return (found - (noise - latents)).square().mean()
+
+
+@MODELS("Stable Diffusion 3 transformer, flow matching")
+def sd3() -> Case:
+    from diffusers import SD3Transformer2DModel
+
+    model = SD3Transformer2DModel(
+        sample_size=8,
+        patch_size=2,
+        in_channels=4,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=16,
+        caption_projection_dim=16,
+        pooled_projection_dim=16,
+        out_channels=4,
+        pos_embed_max_size=8,
+        qk_norm="rms_norm",
+        dual_attention_layers=(0,),
+    )
+
+    def loss(model: nn.Module, latents: Tensor, noise: Tensor, indices: Tensor, text: Tensor, pooled: Tensor) -> Tensor:
+        return _moved(model, latents, noise, indices, encoder_hidden_states=text, pooled_projections=pooled)
+
+    def batch(samples: int) -> tuple[Tensor, ...]:
+        latents, indices, noise = _noisy(4, 8, samples)
+        return latents, noise, indices, torch.randn(samples, 7, 16), torch.randn(samples, 16)
+
+    return Case(model, loss, batch)
+
+
+@MODELS("Wan transformer, video, flow matching")
+def wan() -> Case:
+    from diffusers import WanTransformer3DModel
+
+    model = WanTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=12,
+        in_channels=4,
+        out_channels=4,
+        text_dim=12,
+        freq_dim=8,
+        ffn_dim=24,
+        num_layers=2,
+        rope_max_seq_len=16,
+    )
+
+    def loss(model: nn.Module, latents: Tensor, noise: Tensor, indices: Tensor, text: Tensor) -> Tensor:
+        return _moved(model, latents, noise, indices, encoder_hidden_states=text)
+
+    def batch(samples: int) -> tuple[Tensor, ...]:
+        latents, noise = torch.randn(2, samples, 4, 2, 8, 8)
+        return latents, noise, torch.randint(1000, (samples,)), torch.randn(samples, 7, 12)
 
     return Case(model, loss, batch)

@@ -112,6 +112,30 @@ def deeplab() -> Case:
     return Case(model, loss, pixels(32, times=4), rate=1e-3)
 
 
+@MODELS("FCN, auxiliary loss, ignored pixels")
+def fcn() -> Case:
+    import torch
+    import torchvision
+    from torch.nn import functional
+    from torchvision.models._utils import IntermediateLayerGetter
+    from torchvision.models.segmentation.fcn import FCN, FCNHead
+
+    backbone = IntermediateLayerGetter(torchvision.models.resnet18(), {"layer2": "out", "layer1": "aux"})
+    model = FCN(backbone, FCNHead(128, 4), FCNHead(64, 4))
+
+    def loss(model, inputs, labels):  # type: ignore[no-untyped-def]
+        found = model(inputs)
+        main, auxiliary = (functional.cross_entropy(found[name], labels, ignore_index=255) for name in ("out", "aux"))
+        return main + 0.5 * auxiliary
+
+    def batch(samples: int) -> tuple[torch.Tensor, ...]:
+        inputs, labels = pixels(32, times=4)(samples)
+        labels[:, :3] = 255
+        return inputs, labels
+
+    return Case(model, loss, batch, rate=1e-3)
+
+
 @MODELS("R(2+1)D, video")
 def video() -> Case:
     import torch

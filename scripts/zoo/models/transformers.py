@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -138,6 +139,27 @@ def qwen3() -> Case:
 @MODELS("Gemma 2")
 def gemma2() -> Case:
     return _decoder("Gemma2ForCausalLM", "Gemma2Config", num_key_value_heads=2, head_dim=8, sliding_window=4)
+
+
+@MODELS("Gemma 3")
+def gemma3() -> Case:
+    return _decoder("Gemma3ForCausalLM", "Gemma3TextConfig", num_key_value_heads=2, head_dim=8, sliding_window=4)
+
+
+@MODELS("Gemma 4")
+def gemma4() -> Case:
+    case = _decoder(
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        num_key_value_heads=2,
+        head_dim=8,
+        global_head_dim=8,
+        sliding_window=4,
+        layer_types=["sliding_attention", "full_attention"],
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=8,
+    )
+    return replace(case, rate=1e-3)  # at 0.01 PyTorch's own steps in float32 and float64 diverge
 
 
 @MODELS("Phi")
@@ -584,6 +606,29 @@ def detr() -> Case:
         loss,
         lambda n: (torch.randn(n, 3, 64, 64), torch.randint(4, (n, 4)), torch.rand(n, 4, 4)),
     )
+
+
+@MODELS("VideoMAE, pretraining")
+def videomae() -> Case:
+    import transformers
+
+    config = transformers.VideoMAEConfig(
+        num_frames=4,
+        decoder_num_hidden_layers=1,
+        decoder_num_attention_heads=2,
+        decoder_hidden_size=16,
+        decoder_intermediate_size=24,
+        **VIT,
+    )
+
+    def loss(model: nn.Module, pixel_values: Tensor, bool_masked_pos: Tensor) -> Tensor:
+        return model(pixel_values=pixel_values, bool_masked_pos=bool_masked_pos).loss
+
+    def batch(samples: int) -> tuple[Tensor, ...]:
+        masks = torch.rand(samples, 32).argsort(1) < 16
+        return torch.randn(samples, 4, 3, 32, 32), masks
+
+    return Case(transformers.VideoMAEForPreTraining(config), loss, batch)
 
 
 @MODELS("PatchTST, prediction")
