@@ -55,7 +55,7 @@ DYNAMIC = (
     (
         "`nn.LSTM`, `nn.GRU`, `nn.RNN`",
         "time",
-        "GRU, RNN and projected LSTM are Scan, as for packed sequences; unrolled, which is faster, if it is static",
+        "GRU, RNN and projected LSTM are Scan",
     ),
     ("attention, `nn.TransformerEncoderLayer`, `nn.Embedding`", "time", ""),
     (

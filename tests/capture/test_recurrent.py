@@ -140,23 +140,24 @@ def test_products_of_transposed_rows(kind: type[nn.RNNBase], options: dict[str, 
     network, args = Network(kind, options, width).double(), [torch.randn(2, 16, FEATURES, dtype=torch.float64)]
     args[0].requires_grad_()
     capture = onnx_ops.torch.gradients(network, loss, tuple(args), inference=False)
-    assert nodes(capture.model, "Pad") == (2 if kind is nn.LSTM else 0)
+    pads = 1 if kind is nn.LSTM else 0  # of the weights before the loop, and of the rows in it
+    assert nodes(capture.model.graph, "Pad") == nodes_in_loops(capture.model, "Pad") == pads
     compare(run(capture, args), network, args, torch.float64)
 
 
-def nodes(model: onnx.ModelProto, op_type: str) -> int:
-    return sum(node.op_type == op_type for node in model.graph.node)
+def nodes(graph: onnx.GraphProto, op_type: str) -> int:
+    return sum(node.op_type == op_type for node in graph.node)
 
 
-PER_STEP = STEPS + (STEPS - 1)
-"""Products with weights of the hidden state: the initial one is constant, and nothing goes back to it."""
+def nodes_in_loops(model: onnx.ModelProto, op_type: str) -> int:
+    bodies = (attribute.g for node in model.graph.node if node.op_type == "Scan" for attribute in node.attribute)
+    return sum(nodes(body, op_type) for body in bodies)
+
+
 OVER_ALL_STEPS = 4
-"""From the input and back to it, and the gradients by the two weights."""
-PRODUCTS = {
-    "gru": PER_STEP + OVER_ALL_STEPS,
-    "lstm": OVER_ALL_STEPS,
-    "lstm_projected": PER_STEP + 2 * STEPS + OVER_ALL_STEPS + 1,  # those of the projection, and its gradient
-}
+"""Products from the input and back to it, and the gradients by the two weights."""
+PRODUCTS = {"gru": (OVER_ALL_STEPS, 2), "lstm": (OVER_ALL_STEPS, 0), "lstm_projected": (OVER_ALL_STEPS + 1, 4)}
+"""Numbers of products over all steps, and of those in a step forward and back; projections have one each."""
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -164,10 +165,12 @@ def test_products(name: str) -> None:
     """Only those with the hidden state are in the steps; an LSTM without projection has them in one node."""
     network, args = made(name, torch.float32)
     model = onnx_ops.torch.gradients(network, loss, tuple(args), inference=False).model
-    assert nodes(model, "ThnnFusedLstmCell") == nodes(model, "ThnnFusedLstmCellBackward")
-    assert nodes(model, "ThnnFusedLstmCell") == (STEPS if name == "lstm_projected" else 0)
-    assert nodes(model, "DynamicRNN") == nodes(model, "DynamicRNNGrad") == (1 if name == "lstm" else 0)
-    assert nodes(model, "MatMul") + nodes(model, "Gemm") == PRODUCTS[name]
+    for cell in ("ThnnFusedLstmCell", "ThnnFusedLstmCellBackward"):
+        assert nodes_in_loops(model, cell) == (1 if name == "lstm_projected" else 0)
+    assert nodes(model.graph, "DynamicRNN") == nodes(model.graph, "DynamicRNNGrad") == (1 if name == "lstm" else 0)
+    assert nodes(model.graph, "Scan") == (0 if name == "lstm" else 2)
+    over_all = sum(nodes(model.graph, product) for product in ("MatMul", "Gemm"))
+    assert (over_all, sum(nodes_in_loops(model, product) for product in ("MatMul", "Gemm"))) == PRODUCTS[name]
 
 
 class Last(Network):

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from torch.export import Dim
 
 import onnx_ops
 from onnx_ops.torch import Capture, CaptureError, gradients, training_step, whole_ops
-from onnx_ops.torch.operators.recurrent import layers
 
 # Of the largest entry of a tensor: sums of some hundred terms in another order.
 OFF = {torch.float32: 1e-5, torch.float64: 1e-11}
@@ -548,7 +546,7 @@ def test_loops_run_by_pytorch(name: str) -> None:
     network = Recurrent(RECURRENT[name]()).double()
     x = torch.randn(3, 4, 4, dtype=torch.float64, requires_grad=True)
     wanted = torch.autograd.grad(loss(network, x), [x, *network.parameters()])
-    with whole_ops(), mock.patch.object(layers, "is_symbolic", return_value=True):
+    with whole_ops():
         got = torch.autograd.grad(loss(network, x), [x, *network.parameters()])
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from onnx_ops.torch.base.custom_ops import custom_operator, domain_ops
-from onnx_ops.torch.base.nodes import Value, aclnn, integers, number, op, sizes
+from onnx_ops.torch.base.custom_ops import domain_ops
+from onnx_ops.torch.base.nodes import Value, aclnn, number, op
 
 Tensors = tuple[Tensor, ...]
 
@@ -24,32 +24,6 @@ Tensors = tuple[Tensor, ...]
 def like(*tensors: Tensor) -> Tensors:
     """FakeTensors of the same shapes: while a graph is traced faster than the functions below."""
     return tuple(tensor.new_empty(tensor.shape) for tensor in tensors)
-
-
-FEW_ROWS = (16, 32)
-"""Numbers of rows for which onnxruntime multiplies a matrix by transposed rows faster than rows by a matrix: it packs
-the second factor in panels of 16 columns in each product, and reads the first one as it is."""
-PAGE, LINE = 4096, 64
-"""Bytes: numbers that are a multiple of PAGE apart share a set of a processor's cache; LINE is its line."""
-
-
-def _product_nodes(rows: Value, weight: Value) -> Value:
-    count, depth = sizes(rows)[1:]
-    if count not in FEW_ROWS:
-        return op.MatMul(rows, weight)
-    size = rows.dtype.numpy().itemsize
-    if depth * size % PAGE == 0:  # zeros, so that rows of the matrix do not evict one another
-        more = LINE // size
-        rows, weight = op.Pad(rows, integers([0, 0, 0, 0, 0, more])), op.Pad(weight, integers([0, 0, more, 0]))
-    # A Transpose alone would become an attribute of the product, which then transposes the weights in each step.
-    turned = op.Unsqueeze(op.Transpose(weight, perm=[1, 0]), integers([0]))
-    return op.Transpose(op.MatMul(turned, op.Transpose(rows, perm=[0, 2, 1])), perm=[0, 2, 1])
-
-
-@custom_operator(_product_nodes, lambda rows, weight: rows.new_empty((*rows.shape[:-1], weight.shape[1])))
-def recurrent_product(rows: Tensor, weight: Tensor) -> Tensor:
-    """Rows (1, N, K) times a matrix (K, M)."""
-    return rows @ weight
 
 
 # --- kinds of layers --------------------------------------------------------------------------------------------------
@@ -73,12 +47,12 @@ class Kind(ABC):
         """The states after a step, and what its gradient needs."""
 
     @abstractmethod
-    def back(self, gradients: tuple[Tensor | None, ...], kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    def back(self, gradients: Tensors, kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
         """The gradients with respect to `given`, to `recurrent`, and to the states before, without the part through
-        `recurrent`.
+        `recurrent`, which are None if there is no other.
 
         Args:
-            gradients: with respect to the states after the step; at least one is not None.
+            gradients: with respect to the states after the step.
             kept: what `step` returned for this.
         """
 
@@ -102,7 +76,7 @@ class Lstm(Kind):
         hidden, cell, gates = domain_ops.ThnnFusedLstmCell(given, recurrent, states[1])
         return (hidden, cell), (states[1], cell, gates)
 
-    def back(self, gradients: tuple[Tensor | None, ...], kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    def back(self, gradients: Tensors, kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
         by_gates, by_cell = domain_ops.ThnnFusedLstmCellBackward(*gradients, *kept)
         return by_gates, by_gates, [None, by_cell]
 
@@ -130,9 +104,8 @@ class Gru(Kind):
         new = (given[..., 2 * width :] + reset * remembered).tanh()
         return (new + update * (hidden - new),), (reset, update, new, remembered, hidden)
 
-    def back(self, gradients: tuple[Tensor | None, ...], kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    def back(self, gradients: Tensors, kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
         (gradient,) = gradients
-        assert gradient is not None
         reset, update, new, remembered, hidden = kept
         by_new = gradient * (1 - update) * (1 - new * new)
         by_update = gradient * (hidden - new) * update * (1 - update)
@@ -179,9 +152,8 @@ class Plain(Kind):
         hidden = self._activation(given + recurrent)
         return (hidden,), (hidden,)
 
-    def back(self, gradients: tuple[Tensor | None, ...], kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    def back(self, gradients: Tensors, kept: Tensors) -> tuple[Tensor, Tensor, list[Tensor | None]]:
         (gradient,) = gradients
-        assert gradient is not None
         before = gradient * self._slope(kept[0])
         return before, before, [None]
 

@@ -1,140 +1,24 @@
-"""Recurrent layers: LSTM, GRU and RNN. An LSTM without projections is DynamicRNN in each direction.
-
-The loop over time of the others is unrolled; over a dynamic number of steps it is a Scan, and over packed sequences,
-whose length depends on data.
+"""Recurrent layers: LSTM, GRU and RNN. An LSTM without projections is DynamicRNN in each direction, others are a Scan.
 
 The input of a layer is multiplied by its weights once for all steps, and so are the gradients of the weights.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
-from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.utils._pytree import tree_map_only
 
 from onnx_ops.torch.base.requirements import require_elements
 from onnx_ops.torch.base.table import replaces
-from onnx_ops.torch.operators.recurrent.again import gradients_again
-from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, recurrent_product
+from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors
 from onnx_ops.torch.operators.recurrent.lstm import LstmDirection
 from onnx_ops.torch.operators.recurrent.packing import Packing
-from onnx_ops.torch.operators.recurrent.scan import ScannedDirection
-
-# --- a layer in one direction -----------------------------------------------------------------------------------------
-
-
-def _sum(terms: Sequence[Tensor | None]) -> Tensor | None:
-    given = [term for term in terms if term is not None]
-    return sum(given[1:], given[0]) if given else None
-
-
-class Direction(torch.autograd.Function):
-    """From a sequence (T, N, I) and states (1, N, H) to the hidden states (T, N, H), and the final states."""
-
-    @staticmethod
-    def forward(
-        ctx: FunctionCtx,
-        name: str,
-        backwards: bool,
-        sequence: Tensor,
-        input_weight: Tensor,
-        input_bias: Tensor | None,
-        weight: Tensor,
-        bias: Tensor | None,
-        projection: Tensor | None,
-        *starts: Tensor,
-    ) -> Tensors:
-        # In two dimensions, as PyTorch adds the bias of a transposed sequence apart from the product.
-        given = functional.linear(sequence.flatten(0, 1), input_weight, input_bias).unflatten(0, sequence.shape[:2])
-        turned, kind = weight.t(), KINDS[name]
-        order = range(sequence.shape[0])
-        states = starts
-        before: list[Tensor] = []  # hidden states before each step; `made`: the next ones before their projection
-        made: list[Tensor] = []
-        hidden: list[Tensor] = []
-        kept: list[Tensor] = []
-        for t in reversed(order) if backwards else order:
-            before.append(states[0])
-            recurrent = recurrent_product(states[0], turned)
-            if bias is not None:
-                recurrent = recurrent + bias
-            states, own = kind.step(given[t : t + 1], recurrent, states)
-            if projection is not None:
-                made.append(states[0])
-                states = (recurrent_product(states[0], projection.t()), *states[1:])
-            hidden.append(states[0])
-            kept += own
-        ctx.kind, ctx.backwards, ctx.count = kind, backwards, len(order)
-        ctx.has_biases = input_bias is not None, bias is not None
-        ctx.projected = projection is not None
-        ctx.name, ctx.states = name, len(starts)
-        inputs = sequence, input_weight, input_bias, weight, bias, projection, *starts
-        ctx.save_for_backward(*inputs, *before, *made, *kept)
-        ctx.set_materialize_grads(False)
-        return torch.cat(hidden[::-1] if backwards else hidden), *states
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *grads: Tensor | None) -> Any:
-        gradients = functools.partial(Direction._gradients, ctx, *grads)
-        if not torch.is_grad_enabled():
-            return None, None, *gradients()
-        inputs = ctx.saved_tensors[: 6 + ctx.states]
-        return None, None, *gradients_again(ctx.name, ctx.backwards, None, inputs, grads, gradients)
-
-    @staticmethod
-    def _gradients(ctx: FunctionCtx, by_outputs: Tensor | None, *by_states: Tensor | None) -> tuple[Tensor | None, ...]:
-        steps = ctx.count
-        sequence, input_weight, _, weight, _, projection, *rest = ctx.saved_tensors
-        rest = rest[ctx.states :]
-        before, rest = rest[:steps], rest[steps:]
-        made, rest = (rest[:steps], rest[steps:]) if ctx.projected else ([], rest)
-        kept = [rest[i : i + len(rest) // steps] for i in range(0, len(rest), len(rest) // steps)]
-        places = range(steps - 1, -1, -1) if ctx.backwards else range(steps)
-
-        gradients = list(by_states)
-        by_given: list[Tensor] = []
-        by_recurrent: list[Tensor] = []
-        by_projected: list[Tensor] = []
-        for n in range(steps - 1, -1, -1):
-            if by_outputs is not None:
-                gradients[0] = _sum([gradients[0], by_outputs[places[n] : places[n] + 1]])
-            if all(gradient is None for gradient in gradients):
-                gradients[0] = torch.zeros_like(before[0])
-            if projection is not None:
-                shown = torch.zeros_like(before[0]) if gradients[0] is None else gradients[0]
-                by_projected.append(shown)
-                gradients[0] = recurrent_product(shown, projection)
-            given, recurrent, gradients = ctx.kind.back(tuple(gradients), kept[n])
-            by_given.append(given)
-            by_recurrent.append(recurrent)
-            gradients[0] = _sum([gradients[0], recurrent_product(recurrent, weight)])
-
-        def in_place(tensors: list[Tensor]) -> Tensor:
-            """Of tensors of the steps, the last one first: all in the order of the sequence."""
-            return torch.cat(tensors if ctx.backwards else tensors[::-1])
-
-        def rows(tensors: list[Tensor]) -> Tensor:
-            return in_place(tensors).flatten(0, 1)
-
-        whole_given, whole_recurrent = rows(by_given), rows(by_recurrent)
-        by_bias = whole_recurrent.sum(0) if ctx.has_biases[1] else None
-        return (
-            in_place(by_given) @ input_weight if ctx.needs_input_grad[2] else None,
-            whole_given.t() @ sequence.flatten(0, 1),
-            whole_given.sum(0) if ctx.has_biases[0] else None,
-            whole_recurrent.t() @ rows(before[::-1]),
-            by_bias,
-            rows(by_projected).t() @ rows(made[::-1]) if ctx.projected else None,
-            *gradients,
-        )
-
+from onnx_ops.torch.operators.recurrent.scan import Direction
 
 # --- PyTorch's functions ----------------------------------------------------------------------------------------------
 
@@ -158,8 +42,6 @@ def _layers(
         mask: (T, N) bool, which steps there are; the states stay as they are in others. None if all are there.
     """
     kind = KINDS[name]
-    unrolled = mask is None and not is_symbolic(sequence.shape[0])
-    direction_of = Direction.apply if unrolled else functools.partial(ScannedDirection.apply, mask)
     directions = 2 if bidirectional else 1
     per_direction = len(weights) // (num_layers * directions)
     ends: list[list[Tensor]] = []
@@ -179,8 +61,8 @@ def _layers(
             if name == "lstm" and projection is None:
                 output, *end = LstmDirection.apply(mask, backwards, sequence, input_weight, bias[0], weight, *before)
             else:
-                output, *end = direction_of(
-                    name, backwards, sequence, input_weight, bias[0], weight, bias[1], projection, *before
+                output, *end = Direction.apply(
+                    mask, name, backwards, sequence, input_weight, bias[0], weight, bias[1], projection, *before
                 )
             outputs.append(output)
             ends.append(end)

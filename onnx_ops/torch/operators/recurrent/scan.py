@@ -1,9 +1,9 @@
-"""Recurrent layers over a dynamic number of steps: a Scan forward, and one backward."""
+"""A recurrent layer in one direction: a Scan forward, over any number of steps, and one backward."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,13 +13,43 @@ from torch.autograd.function import FunctionCtx
 
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.loops import scan
-from onnx_ops.torch.base.nodes import Value, number, op
+from onnx_ops.torch.base.nodes import Value, integers, number, op, sizes
 from onnx_ops.torch.operators.recurrent.again import gradients_again
 from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, like
 
 
 def _present(*sequences: Value | None) -> list[Value]:
     return [sequence for sequence in sequences if sequence is not None]
+
+
+FEW_ROWS = (16, 32)
+"""Numbers of rows for which onnxruntime multiplies a matrix by transposed rows faster than rows by a matrix: it packs
+the second factor in panels of 16 columns in each product, and reads the first one as it is."""
+PAGE, LINE = 4096, 64
+"""Bytes: numbers that are a multiple of PAGE apart share a set of a processor's cache; LINE is its line."""
+
+
+def _product_of(like: Value, weight: Value) -> Callable[[Value], Value]:
+    """Writes the products of rows (N, K) with a matrix (K, M), for the steps of a loop.
+
+    Args:
+        like: a tensor (..., N, H).
+        weight: the matrix, which is prepared once for all steps.
+    """
+    if sizes(like)[-2] not in FEW_ROWS:
+        return lambda rows: op.MatMul(rows, weight)
+    size = weight.dtype.numpy().itemsize
+    more = LINE // size if sizes(weight)[0] * size % PAGE == 0 else 0
+    if more:  # zeros, so that rows of the transposed matrix do not evict one another
+        weight = op.Pad(weight, integers([0, 0, more, 0]))
+    turned = op.Transpose(weight, perm=[1, 0])
+
+    def product(rows: Value) -> Value:
+        if more:
+            rows = op.Pad(rows, integers([0, 0, 0, more]))
+        return op.Transpose(op.MatMul(turned, op.Transpose(rows, perm=[1, 0])), perm=[1, 0])
+
+    return product
 
 
 def _loop_nodes(
@@ -32,16 +62,19 @@ def _loop_nodes(
     projection: Value | None,
     states: Sequence[Value],
 ) -> Sequence[Value]:
+    recur = _product_of(states[0], weight)
+    project = None if projection is None else _product_of(states[0], projection)
+
     def step(*values: Value) -> Sequence[Value]:
         before, (now, *there) = values[: len(states)], values[len(states) :]
-        recurrent = op.MatMul(before[0], weight)
+        recurrent = recur(before[0])
         if bias is not None:
             recurrent = op.Add(recurrent, bias)
         (made, *others), own = KINDS[kind].step_nodes(now, recurrent, before)
-        after = [made if projection is None else op.MatMul(made, projection), *others]
+        after = [made if project is None else project(made), *others]
         if there:
             after = [op.Where(there[0], new, old) for new, old in zip(after, before, strict=True)]
-        return [*after, after[0], before[0], *([] if projection is None else [made]), *own]
+        return [*after, after[0], before[0], *([] if project is None else [made]), *own]
 
     stacked = 2 + (projection is not None) + KINDS[kind].keeps
     return scan(f"{given.name}_loop", states, _present(given, mask), stacked, backwards, step)
@@ -104,6 +137,9 @@ def _loop_back_nodes(
     projection: Value | None,
     kept: Sequence[Value],
 ) -> Sequence[Value]:
+    recur = _product_of(by_outputs, weight)
+    project = None if projection is None else _product_of(by_outputs, projection)
+
     def step(*values: Value) -> Sequence[Value]:
         gradients, (by_output, *own) = list(values[: len(by_states)]), list(values[len(by_states) :])
         gradients[0] = op.Add(gradients[0], by_output)
@@ -111,14 +147,14 @@ def _loop_back_nodes(
             there, given_on, zero = own.pop(0), gradients, number(0.0, by_output)
             gradients = [op.Where(there, gradient, zero) for gradient in given_on]
         shown = gradients[0]
-        if projection is not None:
-            gradients[0] = op.MatMul(shown, projection)
+        if project is not None:
+            gradients[0] = project(shown)
         given, recurrent, (by_hidden, *others) = KINDS[kind].back_nodes(gradients, own)
-        before = op.MatMul(recurrent, weight)
+        before = recur(recurrent)
         found = [before if by_hidden is None else op.Add(by_hidden, before), *others]
         if mask is not None:
             found = [op.Where(there, new, old) for new, old in zip(found, given_on, strict=True)]
-        return [*found, given, recurrent, *([] if projection is None else [shown])]
+        return [*found, given, recurrent, *([] if project is None else [shown])]
 
     # Those stacks are kept by one loop only, so that its name is unique.
     name, stacked = f"{kept[0].name}_back", 2 + (projection is not None)
@@ -173,8 +209,9 @@ def recurrent_loop_backward(
     return [*(gradient.clone() for gradient in gradients), *(torch.cat(stack) for stack in stacks)]
 
 
-class ScannedDirection(torch.autograd.Function):
-    """A layer in one direction, as `layers.Direction`; its states change only where the mask (T, N) is True."""
+class Direction(torch.autograd.Function):
+    """From a sequence (T, N, I) and states (1, N, H) to the hidden states (T, N, H), and the final states, which change
+    only where the mask (T, N) is True."""
 
     @staticmethod
     def forward(
@@ -190,7 +227,8 @@ class ScannedDirection(torch.autograd.Function):
         projection: Tensor | None,
         *states: Tensor,
     ) -> Tensors:
-        given = functional.linear(sequence, input_weight, input_bias)
+        # In two dimensions, as PyTorch adds the bias of a transposed sequence apart from the product.
+        given = functional.linear(sequence.flatten(0, 1), input_weight, input_bias).unflatten(0, sequence.shape[:2])
         turned = None if projection is None else projection.t()
         steps = None if mask is None else mask.unsqueeze(-1)
         found = recurrent_loop(name, backwards, given, steps, weight.t(), bias, turned, list(states))
@@ -204,7 +242,7 @@ class ScannedDirection(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor) -> Any:
-        gradients = functools.partial(ScannedDirection._gradients, ctx, *grads)
+        gradients = functools.partial(Direction._gradients, ctx, *grads)
         if not torch.is_grad_enabled():
             return None, None, None, *gradients()
         mask, *inputs = ctx.saved_tensors[: 7 + ctx.states]
