@@ -39,6 +39,20 @@ def test_gradients_of_slices_are_pads(dynamic: bool) -> None:
     assert not SCATTERING & nodes.keys()
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_writes_to_slices_are_concatenated(dynamic: bool) -> None:
+    """At the ends and between them, with numbers from the start and from the end of a dynamic axis too."""
+
+    def loss(y: Tensor) -> Tensor:
+        z = y * 2
+        z[:, 0], z[:, 3], z[:, -1] = y[:, 1].exp(), y[:, 3].square(), 1.0
+        z[0], z[2], z[-2], z[-1] = y[1].sin(), y[2].cos(), y[-2] * y[-1], y[0].square()
+        return z.square().sum() + torch.select_scatter(y, y[:, 0].exp(), -1, -7).cos().sum()
+
+    nodes = captured(loss, dynamic=dynamic)
+    assert not {"ScatterElements"} & nodes.keys()
+
+
 def test_gradients_of_every_second_element_are_selections() -> None:
     """Pads of single elements take ten times as long."""
     nodes = captured(lambda y: y[:, 1::2].square().sum() + y[:, :-1].unflatten(1, (3, 2))[..., ::2].exp().sum())

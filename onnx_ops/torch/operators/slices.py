@@ -1,4 +1,4 @@
-"""Gradients of slices, as pads: torch.onnx writes scatters, with an index for each element or row."""
+"""Gradients of slices, as pads, and writes to them: torch.onnx writes scatters, with an index for each element or row."""
 
 from __future__ import annotations
 
@@ -49,3 +49,18 @@ def _slice_backward(grad_output: Tensor, input_sizes: Sequence[int], dim: int, s
     if step > 1:
         grad_output, count = _spaced(grad_output, axis, step), count * step
     return _padded(grad_output, axis, start, size - start - count)
+
+
+@decomposes(aten.select_scatter.default)
+def _select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Any:
+    if free_unbacked_symbols(index):  # its sign is not known
+        return NotImplemented
+    axis = dim % input.dim()
+    size = input.shape[axis]
+    place = index + size if index < 0 else index
+    parts = [src.to(input.dtype).unsqueeze(axis)]
+    if not isinstance(place, int) or place > 0:
+        parts.insert(0, aten.slice(input, axis, 0, place))
+    if index != -1 and not (isinstance(size, int) and place == size - 1):
+        parts.append(aten.slice(input, axis, place + 1, size))
+    return torch.cat(parts, axis)
