@@ -1,4 +1,4 @@
-"""Gradients of slices, as pads, and writes to them: torch.onnx writes scatters, with an index for each element or row."""
+"""Gradients of slices as pads, and writes as concatenations; torch.onnx writes scatters with an index for each row."""
 
 from __future__ import annotations
 
