@@ -42,8 +42,9 @@ WIDENED = Tolerance(1e-5, 1e-7)
 OF_CONSTANTS, LARGEST_OF_CONSTANTS = 2.0, 1e-2
 # Errors that are allowed in float32 if the graph is correct in float64: ten times PyTorch's error in float32, or the
 # effect of a change of the inputs that is about a hundred times as large as rounding, up to a relative error of 0.5, or
-# twice PyTorch's of the same tensor where that is larger. A graph in which the same input of a ReLU changes its sign
-# rounds too: the tolerance above is added to that effect.
+# twice PyTorch's of the same tensor where that is larger: the largest at these inputs and after such changes, as one
+# error may be small by chance. A graph in which the same input of a ReLU changes its sign rounds too: the tolerance
+# above is added to that effect.
 ROUNDING, LARGEST_ROUNDING = 10.0, 0.5
 # Results that are 0 but for rounding have no digit to compare. In float64 they may be off by this share of what
 # PyTorch's are off by in float32; by the second one if a graph is converted to float64, with constants in float32.
@@ -152,6 +153,7 @@ def rounding(
     near: Mapping[str, np.ndarray],
     exact: Mapping[str, np.ndarray],
     noise: Mapping[str, float],
+    errors_of_pytorch: Mapping[str, float],
 ) -> dict[str, Tolerance]:
     """The tolerances for rounding errors of a graph that is correct in float64, of floating results by name.
 
@@ -160,26 +162,25 @@ def rounding(
         near: PyTorch's results of a computation in float64 for inputs with a relative change larger than rounding.
         exact: PyTorch's results of a computation in float64.
         noise: what PyTorch's results in float32 are off by, of those that have no digit in float32.
+        errors_of_pytorch: the largest that PyTorch's results in float32 are off by, of finite ones, at these inputs and
+            others near them.
     """
     largest = largest_of(exact)
     own, all_, _ = TOLERANCES[np.dtype(np.float32)]
-    of_pytorch = {}
+    of_own = {}
     errors = [own]
     for name, array in exact.items():
         size = largest_entry(array)
         if array.dtype not in FLOATS:
             continue
-        of_pytorch[name] = 0.0
+        of_own[name] = 0.0
         if size:
             rounded, changed = ((_difference(each[name], array) - all_ * largest) / size for each in (theirs, near))
-            of_pytorch[name] = rounded
+            of_own[name] = (errors_of_pytorch.get(name, 0.0) - all_ * largest) / size
             errors += [min(error, LARGEST_ROUNDING) for error in (ROUNDING * rounded, changed + own)]
     shared = max(errors)
     return {
-        name: Tolerance(
-            max(shared, 2 * error) if error > LARGEST_ROUNDING else shared, all_, ROUNDING * noise.get(name, 0.0)
-        )
-        for name, error in of_pytorch.items()
+        name: Tolerance(max(shared, 2 * error), all_, ROUNDING * noise.get(name, 0.0)) for name, error in of_own.items()
     }
 
 

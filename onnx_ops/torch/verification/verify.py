@@ -192,8 +192,10 @@ class Verification:
             if exact is None:
                 raise
             rounded = {name: array.astype(theirs[name].dtype, copy=False) for name, array in exact.items()}
-            if not _agree(got, rounded, self._tolerance) and not self._is_rounding(got, theirs, exact, values):
-                raise refused from None
+            if _difference(got, rounded, self._tolerance) is not None:
+                remaining = self._beyond_rounding(refused, got, theirs, exact, values)
+                if remaining is not None:
+                    raise remaining from None
 
     def _computed(
         self, given: Tensors, values: Tensors, theirs: Arrays, computation: AbstractContextManager[Any]
@@ -234,17 +236,19 @@ class Verification:
 
         One output may be right by chance, as a sum of which all terms cancel, so that other values are tried too.
         """
-        has_single = any(array.dtype == np.float32 for array in theirs.values())
-        single = theirs if has_single else self._in_single(_wide(values), values, theirs)
+        single = theirs if _has_single(theirs) else self._in_single(_wide(values), values, theirs)
         noise = {} if single is None else errors_of_float32(single, exact)
         noise = {name: error for name, error in noise.items() if error >= largest_entry(exact[name])}
         for seed in range(SAMPLES if noise else 0):
             near = self._near(values, theirs, seed)
-            single = None if near is None else self._in_single(_disturbed(_wide(values), seed), values, theirs)
-            if near is not None and single is not None:
-                found = errors_of_float32(single, near)
-                noise = {name: max(error, found.get(name, 0.0)) for name, error in noise.items()}
+            found = {} if near is None else self._errors_near(near, theirs, values, seed)
+            noise = {name: max(error, found.get(name, 0.0)) for name, error in noise.items()}
         return noise
+
+    def _errors_near(self, near: Arrays, theirs: Arrays, values: Tensors, seed: int) -> dict[str, float]:
+        """What PyTorch's outputs are off by in float32 for the state and arguments whose outputs are `near`."""
+        single = self._in_single(_disturbed(_wide(values), seed), values, theirs)
+        return {} if single is None else errors_of_float32(single, near)
 
     def _wide_graph(self, names: frozenset[str]) -> Graph:
         """The graph of these outputs in float64."""
@@ -254,43 +258,66 @@ class Verification:
             self._wide_graphs[names] = Graph(to_float64(part(self._model, graph.input, outputs)), _plain_session)
         return self._wide_graphs[names]
 
-    def _is_rounding(self, got: Arrays, theirs: Arrays, exact: Arrays, values: Tensors) -> bool:
-        """Whether the graph is correct in float64, and its errors in float32 are within the tolerance for rounding."""
-        noise = self._noise(theirs, exact, values)
-        if not self._is_exact(exact, values, noise):
-            return False
-        for seed in range(DRAWS):
-            near = self._near(values, theirs, seed) or exact
-            if _agree(got, exact, rounding(theirs, near, exact, noise)):
-                return True
-            del near  # before the next ones are computed
-        return False
+    def _beyond_rounding(
+        self, refused: CaptureError, got: Arrays, theirs: Arrays, exact: Arrays, values: Tensors
+    ) -> CaptureError | None:
+        """The difference that rounding does not explain.
 
-    def _is_exact(self, exact: Arrays, values: Tensors, noise: Mapping[str, float]) -> bool:
-        """Whether the graph has these results in float64; `noise` is of those that are 0 but for rounding."""
+        None if the graph is correct in float64, and its errors in float32 are within the tolerance for rounding.
+
+        Args:
+            refused: the difference in float32.
+        """
+        noise = self._noise(theirs, exact, values)
+        difference = self._inexact(refused, exact, values, noise)
+        if difference is not None:
+            return difference
+        errors = errors_of_float32(theirs, exact)
+        for seed in range(DRAWS):
+            near = self._near(values, theirs, seed)
+            difference = _difference(got, exact, rounding(theirs, near or exact, exact, noise, errors))
+            if difference is None:
+                return None
+            if near is not None and _has_single(theirs):
+                found = self._errors_near(near, theirs, values, seed)
+                errors = {name: max(error, found.get(name, 0.0)) for name, error in errors.items()}
+            del near  # before the next ones are computed
+        return difference
+
+    def _inexact(
+        self, refused: CaptureError, exact: Arrays, values: Tensors, noise: Mapping[str, float]
+    ) -> CaptureError | None:
+        """The difference of the graph in float64 from these results; None if it has them.
+
+        Args:
+            refused: the difference in float32, which is returned if nothing can be compared in float64.
+            exact: the results.
+            values: state and arguments.
+            noise: of those results that are 0 but for rounding.
+        """
         try:
             graph = self._wide_graph(frozenset(exact))
             computed = graph.run(_wide({n: t for n, t in (self._state | values).items() if n in graph.inputs}))
         except CaptureError:  # onnxruntime lacks a float64 kernel
-            return False
-        converted = any(array.dtype == np.float32 for array in exact.values())
+            return refused
+        converted = _has_single(exact)
         share = VANISHING_WIDENED if converted else VANISHING
         tolerance = {name: WIDENED._replace(absolute=share * noise.get(name, 0.0)) for name in exact}
-        if _agree(computed, exact, tolerance):
-            return True
+        difference = _difference_in_float64(computed, exact, tolerance)
         largest = {name: each._replace(own=LARGEST_OF_CONSTANTS) for name, each in tolerance.items()}
-        if not converted or not _agree(computed, exact, largest):
-            return False
+        if difference is None or not converted or _difference_in_float64(computed, exact, largest) is not None:
+            return difference
         changes = dict.fromkeys(exact, 0.0)
         for seed in range(DRAWS):
             near = self._near(values, exact, seed, amount=ROUNDED_CONSTANT)
             if near is None:
-                return False
+                break
             found = errors_of_float32(near, exact)
             changes = {name: max(change, found.get(name, 0.0)) for name, change in changes.items()}
-            if _agree(computed, exact, of_constants(exact, changes, tolerance)):
-                return True
-        return False
+            difference = _difference_in_float64(computed, exact, of_constants(exact, changes, tolerance))
+            if difference is None:
+                break
+        return difference
 
 
 def _check_dtypes(got: Arrays, wanted: Arrays) -> None:
@@ -322,9 +349,22 @@ def _rounded(array: np.ndarray, own: np.dtype) -> np.ndarray:
         return array.astype(np.float32)
 
 
-def _agree(got: Arrays, wanted: Arrays, tolerance: Tolerance | Mapping[str, Tolerance] | None = None) -> bool:
+def _has_single(results: Arrays) -> bool:
+    return any(array.dtype == np.float32 for array in results.values())
+
+
+def _difference(
+    got: Arrays,
+    wanted: Arrays,
+    tolerance: Tolerance | Mapping[str, Tolerance] | None = None,
+    what: str = "outputs",
+) -> CaptureError | None:
     try:
-        compare("outputs", got, wanted, tolerance)
-    except CaptureError:
-        return False
-    return True
+        compare(what, got, wanted, tolerance)
+    except CaptureError as difference:
+        return difference
+    return None
+
+
+def _difference_in_float64(got: Arrays, wanted: Arrays, tolerance: Mapping[str, Tolerance]) -> CaptureError | None:
+    return _difference(got, wanted, tolerance, "outputs in float64")
