@@ -57,6 +57,11 @@ def _new_tensor(self: Tensor, data: object, *, dtype: torch.dtype | None = None,
     return tensor(data, dtype=dtype or self.dtype, requires_grad=options.get("requires_grad", False))
 
 
+def holds_traced_numbers(data: object) -> bool:
+    """Whether numbers in nested lists are dynamic sizes, or tensors whose values a trace does not have."""
+    return _kinds(data) is not None
+
+
 def _kinds(data: object) -> list[torch.dtype] | None:
     """The dtypes of the numbers in nested lists; None if all are Python's, or one is no number."""
     leaves = list(_leaves(data))

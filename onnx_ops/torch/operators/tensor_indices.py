@@ -1,6 +1,7 @@
 """Indices that are tensors of one number, such as `x[labels[0]]`, numbers that code has read from tensors, and sizes.
 
-PyTorch's indexing makes a number of Python of them, which a trace does not have. Masks beside other indices.
+PyTorch's indexing makes a number of Python of them, or of each in a list, which a trace does not have. Masks beside
+other indices.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.base.transforms import within_transforms
-from onnx_ops.torch.operators.sizes_as_data import tensor
+from onnx_ops.torch.operators.sizes_as_data import holds_traced_numbers, tensor
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
@@ -43,7 +44,7 @@ def _is_empty(index: Index) -> bool:
 
 
 def _of_numbers(index: Index) -> Index:
-    """An index whose arrays of numbers from data are tensors, and masks beside other tensors the places they select.
+    """An index whose arrays and lists of numbers from data are tensors, and masks beside others the places they select.
 
     PyTorch finds these in the operator, whose shape a trace then does not know.
     """
@@ -51,12 +52,19 @@ def _of_numbers(index: Index) -> Index:
         return tensor(index.tolist())
     if not isinstance(index, tuple) or within_transforms():
         return index
-    index = tuple(tensor(item.tolist()) if _is_array_of_numbers(item) else item for item in index)
+    index = tuple(_of_sequence(item) for item in index)
     tensors = [item for item in index if isinstance(item, Tensor | list) and not _is_scalar(item)]
     if len(tensors) < 2 or not any(map(_is_mask, tensors)):
         return index
     parts = (item.nonzero().unbind(1) if _is_mask(item) else (item,) for item in index)
     return tuple(part for of_item in parts for part in of_item)
+
+
+def _of_sequence(item: Item) -> Item:
+    """An array or nested lists of numbers of a trace as a tensor; other items as they are."""
+    if _is_array_of_numbers(item):
+        return tensor(item.tolist())
+    return tensor(item) if isinstance(item, list | tuple) and holds_traced_numbers(item) else item
 
 
 def _is_array_of_numbers(item: object) -> TypeGuard[np.ndarray]:

@@ -119,6 +119,17 @@ def at_numbers(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     return (table * torch.arange(1.0, CLASSES + 1)).exp().sum() + hidden[last - 1].sum() * model.bias[label]
 
 
+def at_lists_of_numbers(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
+    """As UDOP marks the places that text has taken."""
+    hidden = model(x)
+    places = torch.stack([labels % 2, labels], 1)
+    rows, columns = zip(*places[[0, -1]], strict=True)
+    table = hidden + 0.0
+    table[rows, columns] = 0.5
+    nested = [[labels[0], labels[-1]], [1, labels[1]]]
+    return (table * hidden[:, nested].exp().sum((1, 2))[:, None]).sum() + hidden[rows, columns].square().sum()
+
+
 def beside_masks(model: nn.Linear, x: Tensor, labels: Tensor) -> Tensor:
     """Masks and other indices together: the logits of labels, and targets of a detector."""
     hidden, kept = model(x), labels > 0
@@ -248,6 +259,7 @@ LOSSES = [
     bounded,
     written,
     at_numbers,
+    at_lists_of_numbers,
     beside_masks,
     in_order,
     shaped_by_a_cache,
