@@ -139,6 +139,26 @@ def test_inlined_captured_steps(node: Node, task: str) -> None:
     check_steps(node, onnx_ops.inline(model), batches, OF_A_CHANGE)
 
 
+@needs_capture
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.onnx, about itself
+def test_loops_over_time(node: Node) -> None:
+    """The Scan nodes of a GRU."""
+    import torch
+
+    from onnx_ops.torch import training_step
+
+    def loss(model: torch.nn.GRU, x: torch.Tensor) -> torch.Tensor:
+        return model(x)[0].square().mean()
+
+    torch.manual_seed(0)
+    network = torch.nn.GRU(3, 4, bidirectional=True)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
+    capture = training_step(network, loss, (torch.randn(5, 2, 3),), optimizer, check=False)
+    assert sum(n.op_type == "Scan" for n in capture.model.graph.node) == 4
+    batches = [{"x": torch.randn(5, 2, 3).numpy()} for _ in range(3)]
+    check_steps(node, onnx_ops.link(step_model(capture.model, capture.state, capture.inference)), batches)
+
+
 # --- the state --------------------------------------------------------------------------------------------------------
 
 
