@@ -24,6 +24,7 @@ from onnx_ops.torch.lowering.export import to_onnx
 from onnx_ops.torch.steps.calls import FunctionCall, ModelCall, RunInfo
 from onnx_ops.torch.steps.step import JointStep
 from onnx_ops.torch.tracing.explanations import Locations, ties_explained, vectors_explained
+from onnx_ops.torch.tracing.multiples import dimensions
 from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.randomness import Random
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, Traced, eager_mode, trace
@@ -89,7 +90,7 @@ class Forward:
             name: {axis: size for axis, size in enumerate(tensor.shape) if is_symbolic(size)}
             for name, tensor in tensors(seen.call.arguments)
         }
-        return self._graph(eager.call, self._traced.dimensions(sizes), remove_losses=True)
+        return self._graph(eager.call, dimensions(sizes, self._traced.symbols), remove_losses=True)
 
     def of_loss(self, state: Collection[str], compared: Iterable[Callable[[], Tensors]]) -> onnx.ModelProto:
         """The graph of the loss and the further outputs.

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from torch.fx.experimental.symbolic_shapes import (
     is_symbolic,
 )
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
-from torch.utils._sympy.numbers import int_oo
 
 from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, SEED
 from onnx_ops.torch.base.arguments import Dimension
@@ -205,40 +203,6 @@ class Traced:
     def condition_outputs(self) -> list[str]:
         """The names of the outputs with the conditions."""
         return [CONDITIONS, CONDITION_NUMBERS] if self.conditions else []
-
-    def dimensions(self, sizes: Mapping[str, Mapping[int, torch.SymInt]]) -> Dynamic:
-        """The dynamic dimensions of the sizes of tensors, by their names and axes.
-
-        Where these are multiples of one dimension, as of tensors that are joined along it, so are the dimensions: of
-        it, or of one of their own if they have a common factor. Dim.AUTO for other sizes that are computed.
-        """
-        found = {name: {axis: self._multiple(size) for axis, size in axes.items()} for name, axes in sizes.items()}
-        factors: dict[str, list[int]] = {}
-        for dim, factor in (multiple for axes in found.values() for multiple in axes.values()):
-            factors.setdefault(getattr(dim, "__name__", ""), []).append(factor)
-
-        def dimension(dim: Dimension, factor: int) -> Dimension:
-            others = factors[getattr(dim, "__name__", "")]
-            common = math.gcd(*others)
-            if factor == 1 or not isinstance(dim, torch.export.Dim):
-                return dim
-            if common > 1 and len(others) == 1:
-                return torch.export.Dim.AUTO
-            if common > 1:
-                most = dim.max if dim.max == int_oo else common * dim.max
-                dim = torch.export.Dim(f"{dim.__name__}_times_{common}", min=common * dim.min, max=most)
-            return dim if factor == common else factor // common * dim
-
-        return {name: {axis: dimension(*of) for axis, of in axes.items()} for name, axes in found.items()}
-
-    def _multiple(self, size: torch.SymInt) -> tuple[Dimension, int]:
-        """The dynamic dimension of which a size is a multiple, with the factor; Dim.AUTO and 1 if there is none."""
-        replaced = size.node.shape_env.replace  # one symbol for those that the trace has found to be equal
-        for symbol, dim in self.symbols.items():
-            factor = size.node.expr / replaced(symbol)
-            if factor == 1 or (factor.is_Integer and factor > 1 and isinstance(dim, torch.export.Dim)):
-                return dim, int(factor)
-        return torch.export.Dim.AUTO, 1
 
 
 def trace(
