@@ -82,10 +82,12 @@ class Effects(OperatorMode):
             self._read |= storages(leaves_of((args, kwargs)))
         self._written |= written_storages(func, args, kwargs)
         result = func(*args, **kwargs)
-        returned = storages(leaves_of(result))
-        if new := returned.keys() - self._read.keys() - self._returned.keys():
+        leaves = leaves_of(result)
+        returned = storages(leaves)
+        # Key by key: a difference of views of dictionaries goes through all keys of the second one.
+        if new := [key for key in returned if key not in self._read and key not in self._returned]:
             self._new |= {key: returned[key] for key in new}
-            self._size += _size_of(leaves_of(result))
+            self._size += _size_of(leaves)
         self._returned |= returned
         if self._size > FORGOTTEN:
             self._forget_freed()

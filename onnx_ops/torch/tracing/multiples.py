@@ -17,8 +17,8 @@ def dimensions(
 ) -> dict[str, dict[int, Dimension]]:
     """The dynamic dimensions of the sizes of tensors, by their names and axes.
 
-    Where these are multiples of one dimension, as of tensors that are joined along it, so are the dimensions: of it, or
-    of one of their own if they have a common factor. Dim.AUTO for other sizes that are computed.
+    A size that is an integer multiple of a dimension of the inputs, as after a concatenation along it, is that multiple
+    of it, or of a new dimension if all multiples of it have a common factor. Dim.AUTO for other computed sizes.
 
     Args:
         sizes: by the names and axes of tensors.

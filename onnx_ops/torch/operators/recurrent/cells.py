@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.base.nodes import Value, aclnn, number, op
@@ -18,7 +19,15 @@ from onnx_ops.torch.base.nodes import Value, aclnn, number, op
 Tensors = tuple[Tensor, ...]
 
 
-# --- operators of a step: states (1, N, H), gates (1, N, G) -----------------------------------------------------------
+# --- tensors of a layer -----------------------------------------------------------------------------------------------
+
+
+def of_inputs(sequence: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The products (T, N, G) of a sequence (T, N, I) with weights, of all steps.
+
+    In two dimensions, as PyTorch adds the bias of a transposed sequence apart from the product.
+    """
+    return functional.linear(sequence.flatten(0, 1), weight, bias).unflatten(0, sequence.shape[:2])
 
 
 def like(*tensors: Tensor) -> Tensors:

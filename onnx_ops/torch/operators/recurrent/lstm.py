@@ -6,13 +6,12 @@ import functools
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from onnx_ops.torch.base.custom_ops import domain_ops
 from onnx_ops.torch.operators.recurrent.again import Gradients, gradients_again
-from onnx_ops.torch.operators.recurrent.cells import Tensors
+from onnx_ops.torch.operators.recurrent.cells import Tensors, of_inputs
 
 
 class LstmDirection(torch.autograd.Function):
@@ -31,8 +30,7 @@ class LstmDirection(torch.autograd.Function):
         hidden: Tensor,
         cell: Tensor,
     ) -> Tensors:
-        # In two dimensions, as PyTorch adds the bias of a transposed sequence apart from the product.
-        given = functional.linear(sequence.flatten(0, 1), input_weight, input_bias).unflatten(0, sequence.shape[:2])
+        given = of_inputs(sequence, input_weight, input_bias)
         before, init_c = hidden.squeeze(0), cell.squeeze(0)
         output, cells, gates = domain_ops.DynamicRNN(given, weight, before, init_c, mask, direction=int(backwards))
         ctx.backwards = backwards

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
@@ -15,7 +14,7 @@ from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.loops import scan
 from onnx_ops.torch.base.nodes import Value, integers, number, op, sizes
 from onnx_ops.torch.operators.recurrent.again import gradients_again
-from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, like
+from onnx_ops.torch.operators.recurrent.cells import KINDS, Tensors, like, of_inputs
 
 
 def _present(*sequences: Value | None) -> list[Value]:
@@ -227,8 +226,7 @@ class Direction(torch.autograd.Function):
         projection: Tensor | None,
         *states: Tensor,
     ) -> Tensors:
-        # In two dimensions, as PyTorch adds the bias of a transposed sequence apart from the product.
-        given = functional.linear(sequence.flatten(0, 1), input_weight, input_bias).unflatten(0, sequence.shape[:2])
+        given = of_inputs(sequence, input_weight, input_bias)
         turned = None if projection is None else projection.t()
         steps = None if mask is None else mask.unsqueeze(-1)
         found = recurrent_loop(name, backwards, given, steps, weight.t(), bias, turned, list(states))
