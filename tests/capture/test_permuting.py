@@ -47,14 +47,30 @@ def test_all_orders_of_axes(shape: tuple[str | int, ...]) -> None:
             np.testing.assert_array_equal(y, x.transpose(perm), err_msg=str(perm))
 
 
-def test_onnxruntime_does_not_join_the_two(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("perm", "shape"),
+    [
+        (PATCHES, ("N", 3, 4, 8, 4, 8)),
+        ((2, 4, 5, 1, 3, 0), (3, 32, 2, 8, 1, 12)),
+        ((4, 2, 1, 3, 0), ("N", 9, 8, 1, 12)),
+        ((3, 1, 0, 2), ("N", "C", 12, 12)),
+        ((2, 0, 1, 3), (32, 64, 64, 4)),
+    ],
+    ids=str,
+)
+def test_onnxruntime_does_not_join_the_two(perm: tuple[int, ...], shape: tuple[str | int, ...], tmp_path: Path) -> None:
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.log_severity_level = 3
-    model = model_of([PATCHES], ["N", 3, 4, 8, 4, 8])
+    model = model_of([perm], list(shape))
     ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    optimized = onnx.load(options.optimized_model_filepath).graph
-    assert sum(node.op_type == "Transpose" for node in optimized.node) == 2
+    optimized = onnx.load(options.optimized_model_filepath)
+    transposes, expected = (
+        [list(node.attribute[0].ints) for node in each.graph.node if node.op_type == "Transpose"]
+        for each in (optimized, model)
+    )
+    assert len(transposes) == 2
+    assert transposes == expected
 
 
 @pytest.mark.parametrize(
@@ -63,7 +79,6 @@ def test_onnxruntime_does_not_join_the_two(tmp_path: Path) -> None:
         ((0, 2, 1), (8, 64, 64)),
         ((0, 2, 3, 1), (8, 64, 8, 8)),
         ((0, 3, 4, 1, 2), (8, 4, 16, 8, 8)),
-        ((0, 2, 1, 4, 3), (8, 64, 1, 8, 8)),
         ((0, 2, 1, 3), (8, 64, 8, 8)),
         (PATCHES, (1, 3, 2, 8, 2, 8)),
         ((3, 1, 2, 0), (64, 2, 3, 2)),
@@ -73,6 +88,23 @@ def test_onnxruntime_does_not_join_the_two(tmp_path: Path) -> None:
 def test_others_remain(perm: tuple[int, ...], shape: tuple[int, ...]) -> None:
     """Moves of one axis, or of axes that stay together; of the first axes; of few elements; of blocks of two."""
     assert len(model_of([perm], list(shape)).graph.node) == 1
+
+
+@pytest.mark.parametrize(
+    ("perm", "shape"),
+    [
+        ((2, 3, 0, 1, 4), (32, 32, 12, 7, 1)),
+        ((2, 3, 0, 4, 1), ("N", 32, 12, 7, 1)),
+        ((0, 2, 1, 4, 3), (8, 64, 1, 8, 8)),
+    ],
+    ids=str,
+)
+def test_exchanges_of_groups_beside_axes_of_size_one_are_single(
+    perm: tuple[int, ...], shape: tuple[str | int, ...]
+) -> None:
+    """onnxruntime is slow where the axis of size 1 is in between or last."""
+    nodes = model_of([perm], list(shape)).graph.node
+    assert [node.op_type for node in nodes if node.op_type != "Constant"] == ["Reshape", "Transpose", "Reshape"]
 
 
 class Shuffled(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import decomposes
@@ -42,13 +42,19 @@ def _select_backward(grad_output: Tensor, input_sizes: Sequence[int], dim: int, 
 def _slice_backward(grad_output: Tensor, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Any:
     axis = dim % len(input_sizes)
     size, count = input_sizes[axis], grad_output.shape[axis]
-    if isinstance(size, int) and isinstance(start, int):
-        start = min(max(start + size if start < 0 else start, 0), size)
-    elif not isinstance(start, int) or start < 0:  # whether it lies in the tensor depends on the dynamic size
+    place = _place(start, size)
+    if place is None:
         return NotImplemented
     if step > 1:
         grad_output, count = _spaced(grad_output, axis, step), count * step
-    return _padded(grad_output, axis, start, size - start - count)
+    return _padded(grad_output, axis, place, size - place - count)
+
+
+def _place(start: Size, size: Size) -> Size | None:
+    """The index of a slice's first element; None where it depends on the dynamic size whether the slice has one."""
+    if isinstance(size, int) and isinstance(start, int):
+        return min(max(start + size if start < 0 else start, 0), size)
+    return start if isinstance(start, int) and start >= 0 else None
 
 
 @decomposes(aten.select_scatter.default)
@@ -63,4 +69,22 @@ def _select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Any:
         parts.insert(0, aten.slice(input, axis, 0, place))
     if index != -1 and not (isinstance(size, int) and place == size - 1):
         parts.append(aten.slice(input, axis, place + 1, size))
+    return torch.cat(parts, axis)
+
+
+@decomposes(aten.slice_scatter.default)
+def _slice_scatter(
+    input: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    axis = dim % input.dim()
+    size, count = input.shape[axis], src.shape[axis]
+    place = _place(0 if start is None else start, size)
+    if place is None or step > 1 or free_unbacked_symbols(count):
+        return NotImplemented
+    parts = [src.to(input.dtype)]
+    if not isinstance(place, int) or place > 0:
+        parts.insert(0, aten.slice(input, axis, 0, place))
+    following = place + count
+    if not statically_known_true(following >= size):
+        parts.append(aten.slice(input, axis, following, size))
     return torch.cat(parts, axis)
