@@ -14,6 +14,8 @@ from onnx_ops.loops.records import Job, Kernel
 
 INDICES = (TensorProto.INT64, TensorProto.INT32)
 INT64 = int(TensorProto.INT64)
+NONE = -1
+"""The end of a linked list of places."""
 
 
 @helper
@@ -51,6 +53,17 @@ def write_widened(kernel: Kernel, job: Job, i: int, count: int, memory: int) -> 
 def widened(kernel: Kernel, job: Job, i: int, count: int, memory: int) -> Any:
     """The `count` elements of input i as int64, once `write_widened` has run."""
     return array_at(job.data[i] if kernel.element_type[i] == INT64 else memory, count, np.int64)
+
+
+@helper
+def link_places(indices: Array, count: int, rows: int, first: Array, following: Array) -> None:
+    """Linked lists of the places of each index, in their order: the first place, and the one after each place."""
+    for v in range(rows):
+        first[v] = NONE
+    for i in range(count - 1, -1, -1):
+        v = indices[i]
+        following[i] = first[v]
+        first[v] = i
 
 
 def check_indices(call: Call, name: str, array: np.ndarray | None, size: int, what: str) -> None:

@@ -138,6 +138,8 @@ def others(dtype: npt.DTypeLike) -> Iterator[Golden]:
         here = own if own.get("padding_idx") == 1 else {key: on for key, on in own.items() if key != "padding_idx"}
         expected = reference("EmbeddingDenseBackward", rows, indices, num_weights=6, **here)
         yield "embedding_dense_grad", [rows, indices], {"num_weights": 6, **own}, expected
+    table = normal((6, 4), dtype)
+    yield "scatter_max", [table, indices, rows], {}, reference("ScatterMax", table, indices, rows)
 
     log_probs = np.log(np.random.default_rng(0).dirichlet(np.ones(4), (6, 3))).astype(dtype)
     targets, lengths = np.array([[1, 2, 0], [3, 3, 1], [1, 0, 2]]), (np.array([6, 2, 5]), np.array([2, 2, 1]))

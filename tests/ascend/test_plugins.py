@@ -55,6 +55,7 @@ PARSED = {
     "Silu x | y |": "Swish()",
     "SiluBackward g x | y |": "SiluGrad()",
     "SWhere c x y | z |": "SelectV2()",
+    "ScatterMax x i y | z |": "ScatterMax()",
     "RmsNorm x g | y r |": "RmsNorm(epsilon=1e-06f)",
     "RmsNorm x g | y | epsilon:f=0.25": "RmsNorm(epsilon=0.25f)",
     "RmsNormGrad d x r g | y z |": "RmsNormGrad()",

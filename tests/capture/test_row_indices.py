@@ -83,6 +83,61 @@ def test_an_index_out_of_range_is_an_error(captured: onnx_ops.torch.Capture, wro
         Graph(captured.model).run({"weight": Network().weight, "x": x, "index": index})
 
 
+class Extremes(nn.Module):
+    """The largest and smallest rows of the edges, as max aggregations of graph networks have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4))
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        rows = x @ self.weight
+        places = index[:, None].expand_as(rows)
+        largest = rows.new_zeros(NODES, 4).scatter_reduce_(0, places, rows, "amax", include_self=False)
+        least = rows.new_full((NODES, 4), 0.2).scatter_reduce(0, places, rows, "amin")
+        planes = torch.stack([rows, rows.sin()])
+        middle = planes.new_full((2, NODES, 4), 0.1).scatter_reduce(
+            -2, index[None, :, None].expand(2, -1, 4), planes, "amin", include_self=False
+        )
+        last = planes.new_zeros(2, 4, NODES).scatter_reduce(2, index.expand(2, 4, -1), planes.mT, "amax")
+        softmax = (rows - largest.detach()[index]).exp()
+        nodes = largest.sin() + least.cos() + middle[1] * middle[0] + last.sum(0).mT
+        return nodes.square().sum() + softmax.sum()
+
+
+@pytest.mark.parametrize("nodes", ["static", "dynamic"])
+def test_extremes_of_rows_are_scatter_max(nodes: str) -> None:
+    def loss_of_nodes(model: nn.Module, x: Tensor, index: Tensor, size: Tensor) -> Tensor:
+        rows = x @ model.weight
+        places = index[:, None].expand_as(rows)
+        largest = rows.new_zeros(len(size), 4).scatter_reduce(0, places, rows, "amax", include_self=False)
+        return (largest * size[:, None]).exp().sum()
+
+    edges, count = Dim("edges", min=2), Dim("nodes", min=2)
+    if nodes == "static":
+        captured = captures.gradients(Extremes(), loss, batch(9), dynamic_shapes=({0: edges}, {0: edges}))
+        expected = 4
+    else:
+        given = (*batch(9), torch.linspace(-1, 1, NODES))
+        shapes = ({0: edges}, {0: edges}, {0: count})
+        captured = captures.gradients(Extremes(), loss_of_nodes, given, dynamic_shapes=shapes)
+        expected = 1
+    counts = Counter(node.op_type for node in captured.model.graph.node)
+    assert counts["ScatterMax"] == expected
+    for edges_there in (2, 30):
+        model = Extremes()
+        x, index = batch(edges_there, seed=1)
+        given = (x, index) if nodes == "static" else (x, index, torch.linspace(-1, 1, NODES + 3))
+        loss_there = loss if nodes == "static" else loss_of_nodes
+        value = loss_there(model.double(), x.double(), index, *(more.double() for more in given[2:]))
+        value.backward()
+        feeds = dict(zip(("x", "index", "size"), given, strict=False))
+        got = Graph(captured.model).run({"weight": model.weight.float(), **feeds})
+        np.testing.assert_allclose(got["loss"], value.item(), rtol=1e-5)
+        gradient = model.weight.grad.numpy()
+        np.testing.assert_allclose(got["grad.weight"], gradient, rtol=0, atol=1e-5 * np.abs(gradient).max())
+
+
 class Norms(nn.Linear):
     """Two layers that each compute degrees from a constant of their own, as those of PyTorch Geometric do."""
 

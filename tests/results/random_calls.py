@@ -31,6 +31,7 @@ from tests.ops import (
     max_pool2d_with_indices,
     max_pool2d_with_indices_backward,
     s_where,
+    scatter_max,
     silu,
     silu_backward,
     softmax_backward,
@@ -96,6 +97,12 @@ def _embedding(signature: Generator, values: Generator, taken: Taken) -> tuple[I
     shape, width = shape_of(int(signature.integers(5)), values), int(values.integers(0, 9))
     inputs = embedding_dense_backward.inputs(shape, taken["grad"], taken["indices"], rows, width)
     return inputs, {"num_weights": rows, "padding_idx": int(signature.integers(-1, rows))}
+
+
+def _scatter_max(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
+    form = scatter_max.Form(*(shape_of(int(signature.integers(3)), values) for _ in range(2)))
+    rows = int(values.integers(0 if 0 in form.indices else 1, 9))
+    return scatter_max.inputs(form, taken["var"], taken["indices"], rows), {}
 
 
 def _dropout(signature: Generator, values: Generator, taken: Taken) -> tuple[Inputs, Taken]:
@@ -284,6 +291,7 @@ DRAWN: dict[str, Callable[[Generator, Generator, Taken], tuple[Inputs, Taken]]] 
     hardswish_backward_v2.OP: _without_attributes,
     hardtanh_backward.OP: _hardtanh,
     s_where.OP: _where,
+    scatter_max.OP: _scatter_max,
     inplace_log.OP: _one_number,
     inplace_sin.OP: _one_number,
     inplace_cos.OP: _one_number,

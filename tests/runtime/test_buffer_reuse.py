@@ -56,6 +56,7 @@ REUSED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "Silu": {"out": ["self"]},
     "SiluBackward": {"grad_input": ["grad_output", "self"]},
     "SWhere": {"out": ["self", "other"]},
+    "ScatterMax": {"out": ["var"]},
     "ThnnFusedLstmCell": {"storage": ["input_gates", "hidden_gates"], "cy": ["cx"]},
     "ThnnFusedLstmCellBackward": {"grad_gates": ["storage"], "grad_cx": ["grad_cy", "grad_hy", "cy"]},
     "ThresholdBackward": {"grad_input": ["grad_output", "self"]},

@@ -64,6 +64,7 @@ IN_PLACE: Mapping[str, tuple[Mapping[str, str], ...]] = {
     "Silu": ({"out": "self"},),
     "SiluBackward": ({"grad_input": "grad_output"}, {"grad_input": "self"}),
     "SWhere": ({"out": "self"}, {"out": "other"}),
+    "ScatterMax": ({"out": "var"},),
     "ThnnFusedLstmCell": (
         {"storage": "input_gates", "cy": "cx"}, {"storage": "hidden_gates", "hy": "cx"}, {"storage": "hidden_gates"},
     ),

@@ -33,8 +33,10 @@ from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, 
 from onnx_ops.loops.shapes import same_sizes, size_of
 from onnx_ops.ops.indices import (
     INDICES,
+    NONE,
     check_indices,
     indices_fit,
+    link_places,
     widened,
     widened_bytes,
     write_widened,
@@ -121,7 +123,6 @@ NARROW = 8
 """Up to this length of rows all sums are made at once, in the order of `indices`, if there are few."""
 FEW = 1 << 18
 """Numbers that are read and written, up to which one task makes all narrow sums."""
-NONE = -1
 
 
 @helper
@@ -166,13 +167,7 @@ def begin(kernel: Kernel, job: Job) -> None:
         return
     memory = job.scratch + widened_bytes(kernel, INDEX, count)
     first, following = array_at(memory, rows, np.int64), array_at(memory + 8 * rows, count, np.int64)
-    indices = widened(kernel, job, INDEX, count, job.scratch)
-    for v in range(rows):
-        first[v] = NONE
-    for i in range(count - 1, -1, -1):
-        v = indices[i]
-        following[i] = first[v]
-        first[v] = i
+    link_places(widened(kernel, job, INDEX, count, job.scratch), count, rows, first, following)
 
 
 @helper

@@ -22,13 +22,15 @@ from onnx_ops.torch.tracing.indices import OUT_OF_RANGE
 aten = torch.ops.aten
 ZEROS = (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
 ADDING = (aten.scatter_add.default, aten.scatter_add_.default)
+REDUCING = (aten.scatter_reduce.two, aten.scatter_reduce_.two)
 
 
 def index_rows(traced: GraphModule) -> None:
-    """Replace gather and scatter_add with an expanded 1-D index by index_select and embedding_dense_backward.
+    """Replace gather, scatter_add and scatter_reduce with an expanded 1-D index by operators on rows.
 
-    The latter has floating numbers, and a static number of rows; one of the other sizes may be dynamic. Sums in a
-    dynamic number of rows are left for `multiply_sparse`. Where nothing is added, nothing is left.
+    These are index_select, embedding_dense_backward, which has floating numbers and a static number of rows (one of the
+    other sizes may be dynamic), and ScatterMax. Sums in a dynamic number of rows are left for `multiply_sparse`. Where
+    nothing is added, nothing is left.
     """
     graph = traced.graph
     for node in list(graph.nodes):
@@ -39,6 +41,8 @@ def index_rows(traced: GraphModule) -> None:
                 replaced = node.args[0]
             elif node.target in ADDING and _may_be_replaced(node):
                 replaced = sums_of_rows(graph, *node.args)
+            elif node.target in REDUCING and _may_be_replaced(node):
+                replaced = _extremes_of_rows(graph, *node.args, **node.kwargs)
             else:
                 continue
         if replaced is not None:
@@ -49,10 +53,12 @@ def index_rows(traced: GraphModule) -> None:
 
 
 def _may_be_replaced(node: Node) -> bool:
-    """Whether nothing else reads the tensor that the operator changes in place, if it does."""
-    return node.target is aten.scatter_add.default or (
-        node.args[0].target in ZEROS and list(node.args[0].users) == [node]
-    )
+    """Whether nothing else reads the tensor that the operator changes in place, if it does, but copies made before."""
+    if node.target in (aten.scatter_add.default, aten.scatter_reduce.two):
+        return True
+    changed = node.args[0]
+    others = [user for user in changed.users if user is not node]
+    return changed.target in ZEROS and all(user.target is aten.clone.default and user < node for user in others)
 
 
 def _selected(graph: Graph, given: Node, axis: int, index: Node) -> Node | None:
@@ -93,18 +99,55 @@ def sums_of_rows(
         sizes = [size if isinstance(size, int) else -1 for size in (shape[axis], *(shape[i] for i in others))]
         total = added_call(graph, aten.reshape.default, (total, sizes))
     if axis != 0:
-        back = [*range(1, axis + 1), 0, *range(axis + 1, len(shape))]
-        total = added_call(graph, aten.permute.default, (total, back))
+        total = added_call(graph, aten.permute.default, (total, _back(axis, len(shape))))
     return total if is_zeros(start) else added_call(graph, aten.add.Tensor, (start, total))
+
+
+def _extremes_of_rows(
+    graph: Graph, start: Node, axis: int, index: Node, rows: Node, reduce: str, *, include_self: bool = True
+) -> Node | None:
+    """scatter_reduce as ScatterMax; None for other reductions, and if it compares no rows."""
+    rank = len(sizes_of(start))
+    axis %= max(rank, 1)
+    if reduce not in ("amax", "amin") or not start.meta["val"].is_floating_point():
+        return None
+    if sizes_of(rows) != sizes_of(index) or (places := row_index(graph, start, axis, index)) is None:
+        return None
+    start, rows = (_with_first(graph, node, axis) for node in (start, rows))
+    if not include_self:
+        nothing = added_call(graph, aten.new_zeros.default, (start, [_size(graph, start)]))
+        chosen = added_call(graph, aten.scatter.value, (nothing, 0, places, 1))
+        chosen = added_call(graph, aten.gt.Scalar, (chosen, 0))
+        chosen = added_call(graph, aten.reshape.default, (chosen, [-1, *[1] * (rank - 1)]))
+        least = -math.inf if reduce == "amax" else math.inf
+        start = added_call(graph, aten.where.ScalarSelf, (chosen, least, start))
+    if reduce == "amin":
+        start, rows = (added_call(graph, aten.neg.default, (node,)) for node in (start, rows))
+    found = added_call(graph, domain_ops.ScatterMax.default, (start, places, rows))
+    if reduce == "amin":
+        found = added_call(graph, aten.neg.default, (found,))
+    if axis != 0:
+        found = added_call(graph, aten.permute.default, (found, _back(axis, rank)))
+    return found
+
+
+def _with_first(graph: Graph, node: Node, axis: int) -> Node:
+    """A tensor with an axis as its first one."""
+    if axis == 0:
+        return node
+    order = [axis, *(i for i in range(len(sizes_of(node))) if i != axis)]
+    return added_call(graph, aten.permute.default, (node, order))
+
+
+def _back(axis: int, rank: int) -> list[int]:
+    """The order of axes that puts the first axis back into its place."""
+    return [*range(1, axis + 1), 0, *range(axis + 1, rank)]
 
 
 def _rows_first(graph: Graph, node: Node, axis: int) -> Node:
     """A tensor as a matrix of its rows along an axis."""
-    rank = len(sizes_of(node))
-    if axis != 0:
-        order = [axis, *(i for i in range(rank) if i != axis)]
-        node = added_call(graph, aten.permute.default, (node, order))
-    return node if rank == 2 else added_call(graph, aten.flatten.using_ints, (node, 1))
+    node = _with_first(graph, node, axis)
+    return node if len(sizes_of(node)) == 2 else added_call(graph, aten.flatten.using_ints, (node, 1))
 
 
 def _dynamic_sums(graph: Graph, rows: Node, places: Node, start: Node) -> Node:

@@ -1,0 +1,1 @@
+"""Rows at the indices of a tensor."""
