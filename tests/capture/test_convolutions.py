@@ -6,6 +6,7 @@ from collections import Counter
 
 import captures
 import numpy as np
+import onnx
 import pytest
 import torch
 from cases import names_with
@@ -108,6 +109,40 @@ def test_pointwise() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(4, 6, 1), nn.Tanh(), nn.Conv2d(6, 3, 1), nn.Tanh(), nn.ConvTranspose2d(3, 2, 1))
     compare(network, torch.randn(2, 4, 6, 5), OFF[torch.float32], 0, 0)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_strided_pointwise(rank: int) -> None:
+    """With many weights, by products of matrices; the last pixels of an axis are read or not."""
+    torch.manual_seed(0)
+    conv = [nn.Conv1d, nn.Conv2d, nn.Conv3d][rank - 1]
+    strides = [2, 1, 3][:rank], [1, 3, 2][:rank]
+    network = nn.Sequential(
+        conv(4, 256, 1), nn.Tanh(), conv(256, 256, 1, strides[0]), nn.Tanh(), conv(256, 257, 1, strides[1])
+    )
+    capture = compare(network, torch.randn(2, 4, *(9, 7, 8)[:rank]), 1e-5, 0, 0)
+    assert capture.inference is not None
+    strided = [node for node in capture.inference.graph.node if node.op_type == "Conv"]
+    assert [onnx.helper.get_node_attr_value(node, "strides") for node in strided[1:]] == list(strides)
+
+
+def test_strided_pointwise_on_dynamic_images() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 256, 1), nn.Tanh(), nn.Conv2d(256, 256, 1, 2), nn.Conv2d(256, 256, 1, (1, 3)))
+    dims = torch.export.Dim("N"), torch.export.Dim("H", min=4), torch.export.Dim("W", min=4)
+    shapes = ({0: dims[0], 2: dims[1], 3: dims[2]},)
+    capture = gradients(network, lambda m, x: m(x).square().sum(), (torch.randn(2, 3, 8, 10),), dynamic_shapes=shapes)
+    assert "ConvolutionBackward" not in {node.op_type for node in capture.model.graph.node}
+    session = onnx_ops.InferenceSession(capture.model)
+    for height, width in ((7, 9), (8, 12), (5, 4)):
+        x = torch.randn(3, 3, height, width)
+        network.zero_grad()
+        network(x).square().sum().backward()
+        for name, parameter in network.named_parameters():
+            assert parameter.grad is not None
+            (got,) = session.run([f"grad.{name}"], capture.state | {"x": x.numpy()})
+            wanted = parameter.grad.numpy()
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max(), err_msg=name)
 
 
 @pytest.mark.parametrize("dtype", OFF, ids=str)

@@ -28,7 +28,7 @@ from onnx_ops.loops.memory import (
     record_at,
     write_numbers,
 )
-from onnx_ops.loops.primitives import Array, helper
+from onnx_ops.loops.primitives import Array, ceil_divide, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, attributes_of
 from onnx_ops.loops.shapes import same_sizes, size_of
 from onnx_ops.ops.indices import (
@@ -42,6 +42,7 @@ from onnx_ops.ops.indices import (
     write_widened,
 )
 from onnx_ops.ops.references import rounded
+from onnx_ops.ops.row_tasks import COLUMNS, NARROW, is_narrow, rows_per_task, tasks_of_rows
 
 SIGNATURE = Signature(
     "EmbeddingDenseBackward",
@@ -115,25 +116,13 @@ def reference(
 
 GRAD, INDEX = range(2)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
-COLUMNS = 256
-"""Columns that a task sums up at most."""
-WORK = 16384
-"""Numbers that a task reads and writes, if all rows are looked up equally often."""
-NARROW = 8
-"""Up to this length of rows all sums are made at once, in the order of `indices`, if there are few."""
-FEW = 1 << 18
-"""Numbers that are read and written, up to which one task makes all narrow sums."""
 
 
 @helper
-def rows_per_task(rows: int, width: int, count: int) -> int:
-    return max(WORK * rows // max((rows + count) * min(width, COLUMNS), 1), 1)
-
-
-@helper
-def is_narrow(kernel: Kernel, rows: int, width: int, count: int) -> bool:
+def makes_all_sums(kernel: Kernel, rows: int, width: int, count: int) -> bool:
+    """Whether one task makes all sums in the order of `indices`."""
     scaled = record_at(kernel.attributes, ATTRIBUTES).scale_grad_by_freq != 0
-    return bool(width <= NARROW and (rows + count) * width <= FEW and not scaled)
+    return bool(is_narrow(rows, width, count) and not scaled)
 
 
 def plan(kernel: Kernel, job: Job) -> int:
@@ -146,11 +135,10 @@ def plan(kernel: Kernel, job: Job) -> int:
         return REFUSED
     job.output_rank[0] = 2
     job.output_dims[0, 0], job.output_dims[0, 1] = rows, width
-    step = rows_per_task(rows, width, count)
-    job.tasks = (rows + step - 1) // step * ((width + COLUMNS - 1) // COLUMNS)
+    job.tasks = tasks_of_rows(rows, width, count)
     if job.tasks == 0:
         job.scratch_bytes = 0
-    elif is_narrow(kernel, rows, width, count):
+    elif makes_all_sums(kernel, rows, width, count):
         job.tasks, job.scratch_bytes = 1, widened_bytes(kernel, INDEX, count) + 8 * rows * width
     else:
         job.scratch_bytes = widened_bytes(kernel, INDEX, count) + 8 * (rows + count)
@@ -163,7 +151,7 @@ def begin(kernel: Kernel, job: Job) -> None:
         return
     rows, width, count = job.output_dims[0, 0], job.output_dims[0, 1], size_of(job, INDEX)
     write_widened(kernel, job, INDEX, count, job.scratch)
-    if is_narrow(kernel, rows, width, count):
+    if makes_all_sums(kernel, rows, width, count):
         return
     memory = job.scratch + widened_bytes(kernel, INDEX, count)
     first, following = array_at(memory, rows, np.int64), array_at(memory + 8 * rows, count, np.int64)
@@ -201,7 +189,7 @@ def task(job: Job, number: int) -> None:
     rows, width, count = job.output_dims[0, 0], job.output_dims[0, 1], size_of(job, INDEX)
     scratch = job.scratch + widened_bytes(kernel, INDEX, count)
     first, following = array_at(scratch, rows, np.int64), array_at(scratch + 8 * rows, count, np.int64)
-    parts, step = (width + COLUMNS - 1) // COLUMNS, rows_per_task(rows, width, count)
+    parts, step = ceil_divide(width, COLUMNS), rows_per_task(rows, width, count)
     start, column = number // parts * step, number % parts * COLUMNS
     columns = min(COLUMNS, width - column)
     halves = columns * (size // 2)  # 16-bit words, of which copies and zeros are made
@@ -210,7 +198,7 @@ def task(job: Job, number: int) -> None:
     if memory == 0:
         job.failed = NO_MEMORY
         return
-    if is_narrow(kernel, rows, width, count):
+    if makes_all_sums(kernel, rows, width, count):
         all_sums = array_at(scratch, rows * width, np.float64)
         add_all(kernel, job, count, width, widened(kernel, job, INDEX, count, job.scratch), all_sums, numbers)
         if attributes.padding_idx != NONE:

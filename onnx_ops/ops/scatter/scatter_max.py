@@ -41,6 +41,7 @@ from onnx_ops.ops.indices import (
     write_widened,
 )
 from onnx_ops.ops.references import rounded
+from onnx_ops.ops.row_tasks import COLUMNS, rows_per_task, tasks_of_rows
 
 SIGNATURE = Signature(
     "ScatterMax",
@@ -94,15 +95,6 @@ def reference(
 # --- the kernel: one task for some slices of `out`, and some of their numbers -----------------------------------------
 
 VAR, INDEX, UPDATES = range(3)
-COLUMNS = 256
-"""Numbers of a slice that a task compares at most."""
-WORK = 16384
-"""Numbers that a task reads and writes, if all indices occur equally often."""
-
-
-@helper
-def rows_per_task(rows: int, width: int, count: int) -> int:
-    return max(WORK * rows // max((rows + count) * min(width, COLUMNS), 1), 1)
 
 
 @helper
@@ -125,7 +117,7 @@ def plan(kernel: Kernel, job: Job) -> int:
     if not indices_fit(kernel, job, INDEX, count, rows):
         return REFUSED
     give_shape(job, 0, VAR)
-    job.tasks = ceil_divide(rows, rows_per_task(rows, width, count)) * ceil_divide(width, COLUMNS)
+    job.tasks = tasks_of_rows(rows, width, count)
     job.scratch_bytes = 0 if job.tasks == 0 else widened_bytes(kernel, INDEX, count) + 8 * (rows + count)
     return OK
 

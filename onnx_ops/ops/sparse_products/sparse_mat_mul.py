@@ -39,6 +39,7 @@ from onnx_ops.ops.indices import (
     write_widened,
 )
 from onnx_ops.ops.references import rounded
+from onnx_ops.ops.row_tasks import COLUMNS, is_narrow, rows_per_task, tasks_of_rows
 from onnx_ops.ops.sparse_products._coordinates import check_coordinates, check_dense, fits
 
 SIGNATURE = Signature(
@@ -109,26 +110,8 @@ def reference(
 
 DENSE, ROW, COLUMN, VALUES = range(4)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
-COLUMNS = 256
-"""Numbers of a row that a task sums up at most."""
-WORK = 16384
-"""Numbers that a task reads and writes, if all rows have equally many elements."""
-NARROW = 8
-"""Up to this length of rows all sums are made at once, in the order of the elements, if there are few."""
-FEW = 1 << 18
-"""Numbers that are read and written, up to which one task makes all narrow sums."""
 GROUP = 4
 """Rows that are added at a time."""
-
-
-@helper
-def rows_per_task(rows: int, width: int, count: int) -> int:
-    return max(WORK * rows // max((rows + count) * min(width, COLUMNS), 1), 1)
-
-
-@helper
-def is_narrow(rows: int, width: int, count: int) -> bool:
-    return bool(width <= NARROW and (rows + count) * width <= FEW)
 
 
 @helper
@@ -165,7 +148,7 @@ def plan(kernel: Kernel, job: Job) -> int:
     elif is_narrow(rows, width, count):
         job.tasks, job.scratch_bytes = 1, indices + 8 * rows * width
     else:
-        job.tasks = ceil_divide(rows, rows_per_task(rows, width, count)) * ceil_divide(width, COLUMNS)
+        job.tasks = tasks_of_rows(rows, width, count)
         job.scratch_bytes = indices + 8 * (rows + 1 + 2 * count)
     return OK
 
