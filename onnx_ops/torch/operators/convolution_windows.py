@@ -81,7 +81,7 @@ def window_of(
 
 def is_by_op(x: Value, weight: Value, window: Window) -> bool:
     """Whether an op of this domain computes a convolution."""
-    if sizes(weight)[1] > FEW_CHANNELS or window.is_pointwise:
+    if _has_groups_or_many(weight, window) or window.is_pointwise:
         return not window.is_pointwise
     width = sizes(x)[-1]
     is_narrow = 0 <= width <= NARROW * window.stride[-1]
@@ -90,7 +90,12 @@ def is_by_op(x: Value, weight: Value, window: Window) -> bool:
 
 def is_gradient_by_op(weight: Value, window: Window) -> bool:
     """Whether an op of this domain computes the gradients of a convolution, rather than products of matrices."""
-    return not window.is_pointwise and (sizes(weight)[1] > FEW_CHANNELS or _is_whole(weight, window))
+    return not window.is_pointwise and (_has_groups_or_many(weight, window) or _is_whole(weight, window))
+
+
+def _has_groups_or_many(weight: Value, window: Window) -> bool:
+    """Whether an output is the sum of many channels, or of several of one of the groups."""
+    return sizes(weight)[1] > (FEW_CHANNELS if window.groups == 1 else 1)
 
 
 def _is_faster(weight: Value, window: Window) -> bool:
