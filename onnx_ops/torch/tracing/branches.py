@@ -1,23 +1,32 @@
-"""Traces of code that branches on sizes: whether it computes the same in all ways."""
+"""Traces of code that branches on sizes: whether one of them computes what the code does in all ways."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import sympy
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
-from onnx_ops.torch.tracing.certainty import linear
-from onnx_ops.torch.tracing.equality import is_same
+from onnx_ops.torch.base.arguments import Dimension
+from onnx_ops.torch.tracing.certainty import is_certain, linear
+from onnx_ops.torch.tracing.equality import Sizes, is_same
 from onnx_ops.torch.tracing.inputs import Input
 from onnx_ops.torch.tracing.limits import within
 from onnx_ops.torch.tracing.sizes import RecordedShapes, Roots
 from onnx_ops.training.conditions import Condition
 
+PERIODS = 256
+"""The largest number whose multiples are looked for."""
 GUARDS = 3
 """Guards of a trace up to which all of their ways are traced."""
 Ways = frozenset[tuple[sympy.Basic, bool]]
@@ -87,6 +96,130 @@ def without_guards(found: Made, made: Callable[[Ways], Made]) -> Made | None:
     return dataclasses.replace(
         last, bounds={name: min((e.bounds[name] for e in traces if name in e.bounds), key=len) for name in names}
     )
+
+
+@dataclass(frozen=True)
+class Multiples:
+    """The branch that code takes where a size is a multiple of a number, as without padding to one.
+
+    Attributes:
+        way: the condition, with its value for other sizes.
+        dim: the dimension.
+        period: the number.
+    """
+
+    way: tuple[sympy.Basic, bool]
+    dim: torch.export.Dim
+    period: int
+
+    def examples(
+        self, examples: Mapping[str, Tensor], dynamic: Mapping[str, Mapping[int, Dimension]], *, multiple: bool
+    ) -> dict[str, Tensor] | None:
+        """Examples with a size close to theirs that is a multiple, or none; None if the dimension has no such size.
+
+        Args:
+            examples: tensors by name.
+            dynamic: their dynamic dimensions.
+            multiple: whether the size is to be a multiple.
+        """
+        found = dict(examples)
+        for name, axes in dynamic.items():
+            for axis in (axis for axis, dim in axes.items() if self._is_on(dim)):
+                example = examples[name]
+                if (size := self._size(example.shape[axis], multiple=multiple)) is None:
+                    return None
+                rows = torch.arange(size) % example.shape[axis]
+                found[name] = found[name].detach().index_select(axis, rows).requires_grad_(example.requires_grad)
+        return found
+
+    def dimensions(self, dynamic: Mapping[str, Mapping[int, Dimension]]) -> dict[str, dict[int, Dimension]]:
+        """Dynamic dimensions with the multiples in place of the dimension."""
+        multiples = self.period * self.count()
+        return {
+            name: {axis: multiples if self._is_on(dim) else dim for axis, dim in axes.items()}
+            for name, axes in dynamic.items()
+        }
+
+    def count(self) -> torch.export.Dim:
+        """The dimension of which those of multiples are multiples."""
+        least, most = self.dim.min or 0, self.dim.max
+        bounds = {} if most in (None, int_oo) else {"max": most // self.period}
+        return torch.export.Dim(f"{self.dim.__name__}_over_{self.period}", min=-(-least // self.period), **bounds)
+
+    def _is_on(self, dim: Dimension) -> bool:
+        return getattr(dim, "__name__", None) == self.dim.__name__
+
+    def _size(self, size: int, *, multiple: bool) -> int | None:
+        allowed = range(max(self.dim.min or 0, 2), size + 2 * self.period)
+        below = [each for each in allowed if self.dim.max in (None, int_oo) or each <= self.dim.max]
+        sizes = [each for each in below if (each % self.period == 0) is multiple]
+        return min(sizes, key=lambda each: abs(each - size), default=None)
+
+
+def on_multiples(found: Made) -> Multiples | None:
+    """The first branch in a trace on whether a size is a multiple of a number; None if it has none."""
+    dims = {symbol: dim for given in found.inputs for symbol, dim in given.symbols() if _is_independent(dim, found)}
+    for guard in found.shapes.guards:
+        way = found.shapes.asked.get(guard.expr)
+        symbol = next(iter(guard.expr.free_symbols))
+        if way is None or len(guard.expr.free_symbols) > 1 or symbol not in dims:
+            continue
+        divisors = [division.args[1] for division in guard.expr.atoms(FloorDiv, Mod, PythonMod)]
+        period = math.lcm(*(int(divisor) for divisor in divisors if divisor.is_Integer))
+        if not 2 <= period <= PERIODS:
+            continue
+        values = [_value(guard.expr, symbol, period, remainder) for remainder in range(period)]
+        if None in values or values[0] in values[1:]:
+            continue
+        condition, value = way
+        return Multiples((condition, value is values[1]), dims[symbol], period)
+    return None
+
+
+def covers(general: Made, multiples: Made, of: Multiples) -> Made | None:
+    """A trace for all sizes, if it computes what code does for multiples of a number too; None if it does not.
+
+    As padding to a multiple does, of which code cuts off the results if there is any.
+
+    Args:
+        general: the trace for sizes that are none.
+        multiples: that for multiples.
+        of: the branch between them.
+    """
+    values = {
+        one.node.expr: other.node.expr
+        for given, also in zip(general.inputs, multiples.inputs, strict=True)
+        for one, other in zip(given.fake.shape, also.fake.shape, strict=True)
+        if is_symbolic(one) and is_symbolic(other) and one.node.expr.is_Symbol
+    }
+    if not is_same(general.graph, multiples.graph, Sizes(values, multiples.shapes.var_to_range)):
+        return None
+    for ones, line in multiples.shapes.decided_at_one.items():
+        general.shapes.decided_at_one.setdefault(ones, line)
+    bounds = dict(general.bounds)
+    for name, sizes in multiples.bounds.items():
+        own = name == of.count().__name__
+        name, stop = (of.dim.__name__, of.period * (sizes.stop - 1) + 1) if own else (name, sizes.stop)
+        bounds[name] = range(min(stop, bounds.get(name, range(stop)).stop))
+    return dataclasses.replace(general, bounds=bounds)
+
+
+def _is_independent(dim: Dimension, found: Made) -> bool:
+    """Whether a dimension is no multiple of another one, nor another one of it."""
+    dims = [dim for given in found.inputs for dim in given.dimensions.values()]
+    roots = {each.root.__name__ for each in dims if hasattr(each, "root")}
+    return isinstance(dim, torch.export.Dim) and not hasattr(dim, "root") and dim.__name__ not in roots
+
+
+def _value(condition: sympy.Basic, symbol: sympy.Symbol, period: int, remainder: int) -> bool | None:
+    """The value of a condition for all sizes with a remainder; None if it has several, or that is not known."""
+    count = sympy.Symbol("count", integer=True, nonnegative=True)
+    ranges = {count: ValueRanges(0, int_oo)}
+    for value in (True, False):
+        own = (condition if value else sympy.Not(condition)).xreplace({symbol: period * count + remainder})
+        if own is sympy.true or (own is not sympy.false and is_certain(own, ranges)):
+            return value
+    return None
 
 
 def _sizes_where(values: Ways) -> dict[sympy.Symbol, sympy.Integer]:

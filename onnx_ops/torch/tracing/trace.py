@@ -34,7 +34,7 @@ from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.operators.attention import causal_biases
 from onnx_ops.torch.operators.von_mises import bounded_rejections
 from onnx_ops.torch.tracing.assignments import assignments
-from onnx_ops.torch.tracing.branches import Made, without_guards
+from onnx_ops.torch.tracing.branches import GUARDS, Made, Multiples, covers, on_multiples, without_guards
 from onnx_ops.torch.tracing.caches import bypassed_caches, dictionaries_of_sizes, hashes_a_size, without_traced_values
 from onnx_ops.torch.tracing.constants import Constants
 from onnx_ops.torch.tracing.control_flow import written_control_flow
@@ -301,6 +301,17 @@ class _Program:
         }
         return dataclasses.replace(self, dynamic=dynamic)
 
+    def on_one_way(self, branch: Multiples, *, multiple: bool) -> _Program | None:
+        """The program with examples that take one way of a branch, for multiples alone if it is that of multiples.
+
+        None if no size takes that way.
+        """
+        if (examples := branch.examples(self.examples, self.dynamic, multiple=multiple)) is None:
+            return None
+        dynamic = branch.dimensions(self.dynamic) if multiple else self.dynamic
+        program = dataclasses.replace(self, examples=examples, dynamic=dynamic)
+        return program if self.example is None else dataclasses.replace(program, example=program.recorded())
+
     def recorded(self) -> Example:
         """What depends on data in a run of the function with its examples, by the operators of a trace."""
         recording = Recording()
@@ -345,6 +356,7 @@ def _trace(program: _Program) -> Traced:
                     lambda ways: _made(dataclasses.replace(program, where=Locations(where.model)), dict(ways))
                 ),
             )
+            one_way = one_way or _of_multiples_too(program, made)
             if one_way is None:
                 if not (taken := program.taken_sizes(sizes)):
                     raise
@@ -375,6 +387,34 @@ def _trace(program: _Program) -> Traced:
     never_empty = {places[symbol] for symbol in shapes.never_empty & places.keys()}
     ranges = index_ranges(graph, list(examples))
     return Traced(graph, kept, symbols, ranges, made.conditions, made.mode, decided, never_empty)
+
+
+def _of_multiples_too(program: _Program, found: Made, ways: Mapping[sympy.Basic, bool] | None = None) -> Made | None:
+    """A trace without guards for code that branches on whether sizes are multiples of numbers; None for other code.
+
+    Args:
+        program: what is traced.
+        found: its trace, which has guards.
+        ways: conditions with the values that they have in the trace.
+    """
+    if len(ways := ways or {}) == GUARDS or (branch := on_multiples(found)) is None:
+        return None
+    try:
+        others, multiples = (program.on_one_way(branch, multiple=multiple) for multiple in (False, True))
+        if others is None or multiples is None:
+            return None
+        general = _of_all_sizes(others, dict([*ways.items(), branch.way]))
+        special = None if general is None else _of_all_sizes(multiples, {})
+    except Exception:  # of the user's code, or of PyTorch, for sizes that the example does not have
+        return None
+    return None if general is None or special is None else covers(general, special, branch)
+
+
+def _of_all_sizes(program: _Program, ways: Mapping[sympy.Basic, bool]) -> Made | None:
+    """A trace without guards, with values of conditions; None if that is not possible."""
+    made = _made(dataclasses.replace(program, where=Locations(program.where.model)), ways)
+    given = {guard.expr for guard in made.shapes.given}
+    return made if all(g.expr in given for g in made.shapes.guards) else _of_multiples_too(program, made, ways)
 
 
 def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> Made:

@@ -256,6 +256,62 @@ def test_branches_on_sizes_that_equal_a_number() -> None:
     compared_at(nn.Linear(8, 8), loss, [(9, 8), (7, 8), (4, 8), (1, 8)], Dim("N"))
 
 
+@pytest.mark.parametrize("rows", [6, 7])
+@pytest.mark.parametrize("axis", ["behind", "before"])
+def test_padding_to_a_multiple_that_is_cut_off_if_there_is_any(axis: str, rows: int) -> None:
+    """As of the chunks of Mamba 2."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        padding = -len(y) % 3
+        y = F.pad(y, (0, 0, 0, padding) if axis == "behind" else (0, 0, padding, 0))
+        y = y.reshape(-1, 3, 2).cumsum(1).reshape(-1, 2)
+        if padding > 0:
+            y = y[: len(x)] if axis == "behind" else y[padding:]
+        return (y * x).square().mean()
+
+    compared_at(nn.Linear(2, 2), loss, [(rows, 2), (6, 2), (7, 2), (2, 2), (1, 2), (3, 2), (12, 2)], Dim("N"))
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 2), (4, 7, 2), (5, 6, 2), (4, 6, 2)])
+def test_padding_of_two_axes_to_windows(shape: tuple[int, ...]) -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        height, width, channels = x.shape
+        below, beside = -height % 2, -width % 3
+        y = model(x)
+        if below or beside:
+            y = F.pad(y, (0, 0, 0, beside, 0, below))
+        windows = y.unflatten(0, (-1, 2)).unflatten(2, (-1, 3)).transpose(1, 2)
+        attended = windows.flatten(2, 3).cumsum(2).sin().view_as(windows).transpose(1, 2)
+        y = attended.reshape(height + below, width + beside, channels)
+        if below or beside:
+            y = y[:height, :width].contiguous()
+        return (y * x).sum()
+
+    shapes = [shape, (4, 6, 2), (5, 6, 2), (2, 4, 2), (1, 5, 2), (3, 1, 2)]
+    compared_at(nn.Linear(2, 2), loss, shapes, Dim("height"), Dim("width"))
+
+
+@pytest.mark.parametrize("rows", [6, 7])
+@pytest.mark.parametrize(
+    "branches",
+    [
+        lambda y: y.sin() if len(y) % 3 else y,
+        lambda y: F.pad(y, (0, 0, 0, 3 - len(y) % 3)) if len(y) % 3 else y,  # 3 rows for a multiple
+        lambda y: F.pad(y, (0, 0, 1, -1)) if len(y) % 3 == 0 else y,
+        lambda y: y.clamp(max=1e3) if len(y) % 3 == 0 and len(y) > 64 else y,
+        lambda y: torch.cat([y, y[: -len(y) % 3]]) if len(y) % 3 else y[1:],
+        lambda y: (z := y.detach() * 1.5, z[: len(z) - len(z) % 3].mul_(2) if len(y) % 3 else z)[0] * y,
+    ],
+    ids=["another result", "another padding", "shifted", "more conditions", "fewer rows", "a write"],
+)
+def test_other_code_for_multiples_is_refused(branches: Callable[[Tensor], Tensor], rows: int) -> None:
+    with pytest.raises(CaptureError, match="the graph is right only where"):
+        gradients(
+            nn.Linear(5, 2), lambda m, x: branches(m(x)).sum(), (torch.randn(rows, 5),), dynamic_shapes=({0: Dim("N")},)
+        )
+
+
 @pytest.mark.parametrize(
     "branches",
     [
