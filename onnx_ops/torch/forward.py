@@ -30,9 +30,9 @@ from onnx_ops.torch.tracing.randomness import Random
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, Traced, eager_mode, trace
 from onnx_ops.torch.verification.graph import Graph, arrays
 from onnx_ops.torch.verification.single import Sizes, named_dimensions, refused_at_one
-from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, compare
+from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, TOLERANCES, Tolerance, compare
 from onnx_ops.torch.verification.trials import with_sizes
-from onnx_ops.torch.verification.widening import rounds_to_16_bits
+from onnx_ops.torch.verification.widening import rounds_to_16_bits, rounds_to_float32
 from onnx_ops.training.conditions import CONDITION_NODE, Condition
 
 _Verify = Callable[[Tensors, Tensors], None]
@@ -143,7 +143,7 @@ class Forward:
 
         verify: _Verify | None = None
         if self._check:
-            session, tolerance = Graph(proto), SIXTEEN_BITS if rounds_to_16_bits(proto) else None
+            session, tolerance = Graph(proto), _tolerance(proto)
 
             def verify(given: Tensors, found: Tensors) -> None:
                 compare("outputs in evaluation mode", session.run(given), arrays(found), tolerance)
@@ -208,11 +208,13 @@ class Forward:
 
         verify: _Verify | None = None
         if self._check:  # while the state is not in the graph, for the memory
-            session = Graph(model_proto(exported))
+            proto = model_proto(exported)
+            session, tolerance = Graph(proto), _tolerance(proto)
+            del proto
 
             def verify(given: Tensors, found: Tensors) -> None:
                 wanted = arrays({value.name or "": found[value.name or ""] for value in graph.outputs})
-                compare("outputs in evaluation mode", session.run(given), wanted)
+                compare("outputs in evaluation mode", session.run(given), wanted, tolerance)
 
             with vectors_explained(traced.graph), ties_explained(traced.graph, run):
                 verify(values, run())
@@ -242,6 +244,13 @@ def model_proto(model: ir.Model) -> onnx.ModelProto:
     protect_constants(proto)
     proto.producer_name, proto.producer_version = "onnx_ops", __version__
     return proto
+
+
+def _tolerance(model: onnx.ModelProto) -> Tolerance | None:
+    """For a graph that rounds to fewer bits than its results have; None for that of the results."""
+    if rounds_to_16_bits(model):
+        return SIXTEEN_BITS
+    return TOLERANCES[np.dtype(np.float32)] if rounds_to_float32(model) else None
 
 
 def _taken_out(graph: ir.Graph, conditions: Sequence[Condition]) -> dict[str, ir.Value]:

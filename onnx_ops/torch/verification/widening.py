@@ -5,7 +5,7 @@ PyTorch computes the same step in float64 within the context `Float64Computation
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -82,9 +82,12 @@ class Float32Computation(_Computation):
 
 def rounds_to_16_bits(model: onnx.ModelProto) -> bool:
     """Whether a model casts to a 16-bit floating dtype."""
-    return any(
-        node.op_type == "Cast" and helper.get_node_attr_value(node, "to") in NARROW for node in all_nodes(model.graph)
-    )
+    return _casts_to(model, NARROW)
+
+
+def rounds_to_float32(model: onnx.ModelProto) -> bool:
+    """Whether a model casts to float32, as a norm does in a float64 one."""
+    return _casts_to(model, (TensorProto.FLOAT,))
 
 
 def to_float64(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -98,6 +101,12 @@ def to_float64(model: onnx.ModelProto) -> onnx.ModelProto:
         _widen(function.node, function.value_info)
     _widen_graph(wide.graph)
     return wide
+
+
+def _casts_to(model: onnx.ModelProto, dtypes: Collection[int]) -> bool:
+    return any(
+        node.op_type == "Cast" and helper.get_node_attr_value(node, "to") in dtypes for node in all_nodes(model.graph)
+    )
 
 
 def _widen_graph(graph: onnx.GraphProto) -> None:

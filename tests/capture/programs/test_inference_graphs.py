@@ -298,3 +298,27 @@ def test_arguments_of_two_batches_each() -> None:
     session = onnx_ops.InferenceSession(captured.inference)
     (found,) = session.run(None, {"one": one.numpy(), "other": other.numpy()})
     close(found, model(one, other).detach())
+
+
+def test_float64_models_with_norms_in_float32() -> None:
+    """As the RMS norms of transformers."""
+
+    class Normalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(37, 64), nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x).float()
+            hidden = hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + 1e-6)
+            return self.last(hidden.to(x.dtype))
+
+    torch.manual_seed(0)
+    model = Normalized().double()
+    x = torch.randn(64, 37, dtype=torch.float64)
+    capture = training_step(
+        model, lambda m, x: m(x).square().mean(), (x,), torch.optim.SGD(model.parameters(), lr=0.1), evaluation=True
+    )
+    assert capture.inference is not None
+    (found,) = ort.InferenceSession(capture.inference.SerializeToString()).run(None, {"x": x.numpy()})
+    np.testing.assert_allclose(found, model(x).detach().numpy(), rtol=0, atol=1e-6)
