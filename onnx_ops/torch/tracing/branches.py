@@ -124,21 +124,28 @@ class Multiples:
         """
         found = dict(examples)
         for name, axes in dynamic.items():
-            for axis in (axis for axis, dim in axes.items() if self._is_on(dim)):
+            for axis, dim in axes.items():
+                if (form := self._form(dim)) is None:
+                    continue
+                factor, offset = form
                 example = examples[name]
-                if (size := self._size(example.shape[axis], multiple=multiple)) is None:
+                if (size := self._size((example.shape[axis] - offset) // factor, multiple=multiple)) is None:
                     return None
-                rows = torch.arange(size) % example.shape[axis]
+                rows = torch.arange(factor * size + offset) % example.shape[axis]
                 found[name] = found[name].detach().index_select(axis, rows).requires_grad_(example.requires_grad)
         return found
 
     def dimensions(self, dynamic: Mapping[str, Mapping[int, Dimension]]) -> dict[str, dict[int, Dimension]]:
         """Dynamic dimensions with the multiples in place of the dimension."""
-        multiples = self.period * self.count()
-        return {
-            name: {axis: multiples if self._is_on(dim) else dim for axis, dim in axes.items()}
-            for name, axes in dynamic.items()
-        }
+        count = self.count()
+
+        def replaced(dim: Dimension) -> Dimension:
+            if (form := self._form(dim)) is None:
+                return dim
+            factor, offset = form
+            return factor * self.period * count + offset if offset else factor * self.period * count
+
+        return {name: {axis: replaced(dim) for axis, dim in axes.items()} for name, axes in dynamic.items()}
 
     def count(self) -> torch.export.Dim:
         """The dimension of which those of multiples are multiples."""
@@ -146,8 +153,14 @@ class Multiples:
         bounds = {} if most in (None, int_oo) else {"max": most // self.period}
         return torch.export.Dim(f"{self.dim.__name__}_over_{self.period}", min=-(-least // self.period), **bounds)
 
-    def _is_on(self, dim: Dimension) -> bool:
-        return getattr(dim, "__name__", None) == self.dim.__name__
+    def _form(self, dim: Dimension) -> tuple[int, int] | None:
+        """Factor and offset of a linear function of the dimension, as of itself; None for any other dimension."""
+        if not isinstance(dim, torch.export.Dim):
+            return None
+        if not hasattr(dim, "root"):
+            return (1, 0) if dim.__name__ == self.dim.__name__ else None
+        offset = int(dim.fn(0))
+        return (int(dim.fn(1)) - offset, offset) if dim.root.__name__ == self.dim.__name__ else None
 
     def _size(self, size: int, *, multiple: bool) -> int | None:
         allowed = range(max(self.dim.min or 0, 2), size + 2 * self.period)
@@ -158,7 +171,12 @@ class Multiples:
 
 def on_multiples(found: Made) -> Multiples | None:
     """The first branch in a trace on whether a size is a multiple of a number; None if it has none."""
-    dims = {symbol: dim for given in found.inputs for symbol, dim in given.symbols() if _is_independent(dim, found)}
+    dims = {
+        found.roots.symbol(dim) if found.roots.has(dim) else symbol: getattr(dim, "root", dim)
+        for given in found.inputs
+        for symbol, dim in given.symbols()
+        if isinstance(dim, torch.export.Dim)
+    }
     for guard in found.shapes.guards:
         way = found.shapes.asked.get(guard.expr)
         symbol = next(iter(guard.expr.free_symbols))
@@ -186,12 +204,15 @@ def covers(general: Made, multiples: Made, of: Multiples) -> Made | None:
         multiples: that for multiples.
         of: the branch between them.
     """
-    values = {
-        one.node.expr: other.node.expr
-        for given, also in zip(general.inputs, multiples.inputs, strict=True)
-        for one, other in zip(given.fake.shape, also.fake.shape, strict=True)
-        if is_symbolic(one) and is_symbolic(other) and one.node.expr.is_Symbol
-    }
+    values: dict[sympy.Symbol, sympy.Expr] = {}
+    for given, also in zip(general.inputs, multiples.inputs, strict=True):
+        for one, other in zip(given.fake.shape, also.fake.shape, strict=True):
+            if is_symbolic(one) and is_symbolic(other):
+                (symbol,) = one.node.expr.free_symbols
+                factor, offset = linear(one.node.expr, symbol) or (0, 0)
+                if not factor:
+                    return None
+                values[symbol] = sympy.expand((other.node.expr - offset) / factor)
     if not is_same(general.graph, multiples.graph, Sizes(values, multiples.shapes.var_to_range)):
         return None
     for ones, line in multiples.shapes.decided_at_one.items():
@@ -202,13 +223,6 @@ def covers(general: Made, multiples: Made, of: Multiples) -> Made | None:
         name, stop = (of.dim.__name__, of.period * (sizes.stop - 1) + 1) if own else (name, sizes.stop)
         bounds[name] = range(min(stop, bounds.get(name, range(stop)).stop))
     return dataclasses.replace(general, bounds=bounds)
-
-
-def _is_independent(dim: Dimension, found: Made) -> bool:
-    """Whether a dimension is no multiple of another one, nor another one of it."""
-    dims = [dim for given in found.inputs for dim in given.dimensions.values()]
-    roots = {each.root.__name__ for each in dims if hasattr(each, "root")}
-    return isinstance(dim, torch.export.Dim) and not hasattr(dim, "root") and dim.__name__ not in roots
 
 
 def _value(condition: sympy.Basic, symbol: sympy.Symbol, period: int, remainder: int) -> bool | None:

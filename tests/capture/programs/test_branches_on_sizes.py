@@ -273,6 +273,21 @@ def test_padding_to_a_multiple_that_is_cut_off_if_there_is_any(axis: str, rows: 
     compared_at(nn.Linear(2, 2), loss, [(rows, 2), (6, 2), (7, 2), (2, 2), (1, 2), (3, 2), (12, 2)], Dim("N"))
 
 
+@pytest.mark.parametrize("pairs", [6, 7])
+def test_padding_of_patches_to_windows(pairs: int) -> None:
+    """As of images of Swin."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        patches = model(x.reshape(-1, 4))
+        padding = -len(patches) % 3
+        y = F.pad(patches, (0, 0, 0, padding)).reshape(-1, 3, 2).cumsum(1).reshape(-1, 2)
+        y = y[: len(patches)] if padding else y
+        return (y * x[::2]).square().mean()
+
+    shapes = [(2 * pairs, 2), (12, 2), (14, 2), (4, 2), (2, 2), (6, 2), (24, 2)]
+    compared_at(nn.Linear(4, 2), loss, shapes, 2 * Dim("pairs"))
+
+
 @pytest.mark.parametrize("shape", [(5, 7, 2), (4, 7, 2), (5, 6, 2), (4, 6, 2)])
 def test_padding_of_two_axes_to_windows(shape: tuple[int, ...]) -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
