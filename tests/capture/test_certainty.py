@@ -45,6 +45,9 @@ CERTAIN = [
     sympy.Ge(B - 1, Max(1, FloorToInt(0.5 * ToFloat(B)))),
     sympy.Le(CeilToInt(0.3 * ToFloat(B)), B),
     sympy.Le(CeilToInt(IntTrueDiv(S, 2)), S),
+    sympy.Eq(Min(B, 4 * CeilToInt(IntTrueDiv(B, 4))), B),
+    sympy.Lt(3 * CeilToInt(IntTrueDiv(B + 1, 3)) - B, 4),
+    sympy.Eq(FloorToInt(IntTrueDiv(B - 1, 3)), CeilToInt(IntTrueDiv(B, 3)) - 1),
     sympy.Le(Max(1, CeilToInt(FloatTrueDiv(ToFloat(S), sympy.Float(1.5)))), S),
     sympy.Eq(8 * CeilToInt(FloatTrueDiv(ToFloat(-5 - S), sympy.Float(-1.0))), 40 + 8 * S),
 ]
@@ -64,6 +67,8 @@ UNCERTAIN = [
     sympy.Gt(2 * Min(3, S) - Max(2, B), 0),
     sympy.Eq(2 * CeilToInt(FloatTrueDiv(ToFloat(S), sympy.Float(2.0))), S),
     sympy.Le(2 * CeilToInt(0.5 * ToFloat(S)), S),  # not of odd sizes
+    sympy.Eq(4 * CeilToInt(IntTrueDiv(B, 4)), B),
+    sympy.Lt(3 * CeilToInt(IntTrueDiv(B + 1, 3)) - B, 3),
     sympy.Lt(CeilToInt(0.7 * ToFloat(S)), S),  # not of 2
     sympy.Le(CeilToInt(1.1 * ToFloat(B)), B),
     sympy.Ne(64 * Max(1, 4 * CHUNKS), 64 * Min(S, 4 * CHUNKS)),

@@ -32,6 +32,6 @@ def may_be_zero(size: Size) -> bool:
 
 def may_be_empty(size: Size) -> bool:
     """Whether a size may be 0, dynamic ones among them that a trace takes to be 2 or more."""
-    if may_be_zero(size):
-        return True
-    return isinstance(size, torch.SymInt) and size.node.shape_env.may_be_empty(size.node.expr)  # of a RecordedShapes
+    if not isinstance(size, torch.SymInt):
+        return size < 1
+    return size.node.shape_env.may_be_empty(size.node.expr)  # of a RecordedShapes

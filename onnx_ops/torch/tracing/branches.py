@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import is_symbolic
-from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.base.arguments import Dimension
-from onnx_ops.torch.tracing.certainty import is_certain, linear
+from onnx_ops.torch.tracing.certainty import divisions, is_certain, linear
 from onnx_ops.torch.tracing.equality import Sizes, is_same
 from onnx_ops.torch.tracing.inputs import Input
 from onnx_ops.torch.tracing.limits import within
@@ -106,11 +105,13 @@ class Multiples:
         way: the condition, with its value for other sizes.
         dim: the dimension.
         period: the number.
+        least: the smallest size.
     """
 
     way: tuple[sympy.Basic, bool]
     dim: torch.export.Dim
     period: int
+    least: int
 
     def examples(
         self, examples: Mapping[str, Tensor], dynamic: Mapping[str, Mapping[int, Dimension]], *, multiple: bool
@@ -149,9 +150,8 @@ class Multiples:
 
     def count(self) -> torch.export.Dim:
         """The dimension of which those of multiples are multiples."""
-        least, most = self.dim.min or 0, self.dim.max
-        bounds = {} if most in (None, int_oo) else {"max": most // self.period}
-        return torch.export.Dim(f"{self.dim.__name__}_over_{self.period}", min=-(-least // self.period), **bounds)
+        bounds = {} if self.dim.max in (None, int_oo) else {"max": self.dim.max // self.period}
+        return torch.export.Dim(f"{self.dim.__name__}_over_{self.period}", min=-(-self.least // self.period), **bounds)
 
     def _form(self, dim: Dimension) -> tuple[int, int] | None:
         """Factor and offset of a linear function of the dimension, as of itself; None for any other dimension."""
@@ -163,7 +163,7 @@ class Multiples:
         return (int(dim.fn(1)) - offset, offset) if dim.root.__name__ == self.dim.__name__ else None
 
     def _size(self, size: int, *, multiple: bool) -> int | None:
-        allowed = range(max(self.dim.min or 0, 2), size + 2 * self.period)
+        allowed = range(max(self.least, 2), size + 2 * self.period)
         below = [each for each in allowed if self.dim.max in (None, int_oo) or each <= self.dim.max]
         sizes = [each for each in below if (each % self.period == 0) is multiple]
         return min(sizes, key=lambda each: abs(each - size), default=None)
@@ -182,15 +182,15 @@ def on_multiples(found: Made) -> Multiples | None:
         symbol = next(iter(guard.expr.free_symbols))
         if way is None or len(guard.expr.free_symbols) > 1 or symbol not in dims:
             continue
-        divisors = [division.args[1] for division in guard.expr.atoms(FloorDiv, Mod, PythonMod)]
-        period = math.lcm(*(int(divisor) for divisor in divisors if divisor.is_Integer))
+        period = math.lcm(*(int(division.args[1]) for division in divisions(guard.expr)))
         if not 2 <= period <= PERIODS:
             continue
         values = [_value(guard.expr, symbol, period, remainder) for remainder in range(period)]
         if None in values or values[0] in values[1:]:
             continue
         condition, value = way
-        return Multiples((condition, value is values[1]), dims[symbol], period)
+        least = dims[symbol].min or (0 if symbol in found.shapes.possibly_zero else 1)
+        return Multiples((condition, value is values[1]), dims[symbol], period, least)
     return None
 
 

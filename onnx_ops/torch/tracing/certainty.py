@@ -63,8 +63,13 @@ def _is_certain(condition: sympy.Basic, bounds_of: tuple[tuple[sympy.Symbol, sym
     """As `is_certain`, with the bounds of each symbol. A capture traces a step several times, with the same symbols."""
     symbols = [symbol for symbol, _, _ in bounds_of]
     ranges = {symbol: ValueRanges(lower, upper) for symbol, lower, upper in bounds_of}
-    divisions = [d for d in condition.atoms(FloorDiv, Mod, PythonMod) if d.args[1].is_Integer and d.args[1] > 0]
-    periods = [math.lcm(*(int(d.args[1]) for d in divisions if symbol in d.free_symbols)) for symbol in symbols]
+    found = divisions(condition)
+    exact = [division for division in found if not isinstance(division, IntTrueDiv)]
+    of_all, of_exact = (
+        [math.lcm(*(int(d.args[1]) for d in some if symbol in d.free_symbols)) for symbol in symbols]
+        for some in (found, exact)
+    )
+    periods = of_all if math.prod(of_all) <= REMAINDERS else of_exact
     if math.prod(periods) > REMAINDERS:
         return False
     for remainders in itertools.product(*map(range, periods)):
@@ -82,6 +87,13 @@ def _is_certain(condition: sympy.Basic, bounds_of: tuple[tuple[sympy.Symbol, sym
             continue
         return False
     return True
+
+
+def divisions(condition: sympy.Basic) -> list[sympy.Expr]:
+    """Quotients and remainders of integers by positive numbers in a condition: those that are rounded too."""
+    rounded = {term.args[0] for term in condition.atoms(CeilToInt, FloorToInt)}
+    found = condition.atoms(FloorDiv, Mod, PythonMod) | {term for term in rounded if isinstance(term, IntTrueDiv)}
+    return [division for division in found if division.args[1].is_Integer and division.args[1] > 0]
 
 
 def linear(term: sympy.Expr, symbol: sympy.Symbol) -> tuple[int, int] | None:
@@ -173,6 +185,12 @@ def _evaluated(term: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> s
     args = [_evaluated(arg, sizes) for arg in term.args]
     if not args:
         return term
+    if isinstance(term, CeilToInt | FloorToInt) and isinstance(term.args[0], IntTrueDiv):
+        # Of integers below 2**52 the rounded quotient is on the same side of an integer as the quotient.
+        dividend, divisor = (_evaluated(arg, sizes) for arg in term.args[0].args)
+        sign = -1 if isinstance(term, CeilToInt) else 1
+        if divisor.is_Integer and divisor > 0 and not (quotient := _quotient(sign * dividend, divisor)).has(FloorDiv):
+            return sympy.expand(sign * quotient)
     if isinstance(term, FloorDiv):
         return _quotient(*args)
     if isinstance(term, Mod | PythonMod):

@@ -142,7 +142,11 @@ class RecordedShapes(ShapeEnv):
         return {s: ValueRanges(1, r.upper) if self._may_be_one(s) else r for s, r in self.var_to_range.items()}
 
     def may_be_empty(self, size: sympy.Expr) -> bool:
-        """Whether a size, in terms of dynamic ones, is 0 or less if one of these is 0."""
+        """Whether a size, in terms of dynamic ones, may be 0 or less, also if one of these is 0."""
+        positive = sympy.Ge(size, 1)
+        known = positive is sympy.true or self._maybe_evaluate_static(positive) is sympy.true
+        if not known and not is_certain(positive, self.var_to_range):
+            return True
         return not all(_is_positive_at_0(size, symbol) for symbol in size.free_symbols & self.possibly_zero)
 
     def _may_be_one(self, symbol: sympy.Symbol) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -268,6 +269,20 @@ def test_padding_to_a_multiple_that_is_cut_off_if_there_is_any(axis: str, rows: 
         y = y.reshape(-1, 3, 2).cumsum(1).reshape(-1, 2)
         if padding > 0:
             y = y[: len(x)] if axis == "behind" else y[padding:]
+        return (y * x).square().mean()
+
+    compared_at(nn.Linear(2, 2), loss, [(rows, 2), (6, 2), (7, 2), (2, 2), (1, 2), (3, 2), (12, 2)], Dim("N"))
+
+
+@pytest.mark.parametrize("rows", [6, 7])
+@pytest.mark.parametrize("always", [False, True])
+def test_padding_to_a_rounded_quotient(rows: int, always: bool) -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        chunks = math.ceil(len(y) / 3)
+        padding = 3 * chunks - len(y)
+        y = F.pad(y, (0, 0, 0, padding)).reshape(chunks, 3, 2).cumsum(1).reshape(3 * chunks, 2)
+        y = y[: len(x)] if always or padding > 0 else y
         return (y * x).square().mean()
 
     compared_at(nn.Linear(2, 2), loss, [(rows, 2), (6, 2), (7, 2), (2, 2), (1, 2), (3, 2), (12, 2)], Dim("N"))
