@@ -81,12 +81,13 @@ def test_onnxruntime_does_not_join_the_two(perm: tuple[int, ...], shape: tuple[s
         ((0, 3, 4, 1, 2), (8, 4, 16, 8, 8)),
         ((0, 2, 1, 3), (8, 64, 8, 8)),
         (PATCHES, (1, 3, 2, 8, 2, 8)),
+        ((0, 2, 1, 3), (1, 64, 1, 64)),
         ((3, 1, 2, 0), (64, 2, 3, 2)),
     ],
     ids=str,
 )
 def test_others_remain(perm: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Moves of one axis, or of axes that stay together; of the first axes; of few elements; of blocks of two."""
+    """Moves of one axis, or of axes that stay together; of long blocks; of few elements; of axes of size 1."""
     assert len(model_of([perm], list(shape)).graph.node) == 1
 
 

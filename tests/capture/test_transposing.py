@@ -39,12 +39,12 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.keys, self.values = nn.Linear(5, 12), nn.Linear(5, 6)
-        self.queries = nn.Parameter(torch.randn(2, 4, 6))
+        self.keys, self.values = nn.Linear(5, 32), nn.Linear(5, 16)
+        self.queries = nn.Parameter(torch.randn(2, 4, 16))
 
     def forward(self, x: Tensor) -> Tensor:
-        keys = self.keys(x).unflatten(-1, (2, 6)).transpose(1, 2)
-        values = self.values(x).unflatten(-1, (2, 3)).transpose(1, 2)
+        keys = self.keys(x).unflatten(-1, (2, 16)).transpose(1, 2)
+        values = self.values(x).unflatten(-1, (2, 8)).transpose(1, 2)
         scores = (self.queries @ keys.transpose(-2, -1)).softmax(-1)
         square = keys.mT @ keys
         mixed = (values.mT @ scores.mT).mT

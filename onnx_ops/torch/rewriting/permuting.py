@@ -42,6 +42,9 @@ def split_transposes(model: ir.Model) -> None:
         if shape is None or 0 in shape or not may_have(shape, MIN_ELEMENTS):
             continue
         perm = _perm(node, len(shape))
+        moved = [axis for axis in perm if shape[axis] != 1]
+        if moved == sorted(moved):  # a copy
+            continue
         sizes = [size if isinstance(size, int) else ASSUMED for size in shape]
         groups = _groups(perm, shape)
         places = tuple(sorted(range(len(groups)), key=lambda i: perm.index(groups[i][0])))
