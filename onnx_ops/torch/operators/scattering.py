@@ -103,9 +103,8 @@ for _operator in (aten.scatter_add.default, aten.scatter.src, aten.scatter.reduc
     _scatters(_operator)
 
 
-@decomposes(aten.unfold_backward.default)
-def _unfold_backward(grad: Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Tensor:
-    axis = dim % len(input_sizes)
+def summed_windows(grad: Tensor, input_sizes: Sequence[int], axis: int, size: int, step: int) -> Tensor:
+    """The gradient of `unfold`: what all windows along an axis have of each element."""
     count = grad.shape[axis]
     starts = torch.arange(count, device=grad.device).unsqueeze(1) * step
     places = (starts + torch.arange(size, device=grad.device)).flatten()
