@@ -23,9 +23,9 @@ from onnx_ops.loops.memory import (
     array_at,
     free,
     item_size,
-    read_numbers,
+    read_floats,
     record_at,
-    write_numbers,
+    write_floats,
 )
 from onnx_ops.loops.primitives import Array, ceil_divide, choose, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel
@@ -151,7 +151,7 @@ def task(job: Job, number: int) -> None:
     start, column = number // parts * step, number % parts * COLUMNS
     columns = min(COLUMNS, width - column)
 
-    memory, largest, numbers = allocate((COLUMNS, np.float64), (COLUMNS, np.float64))
+    memory, largest, numbers = allocate((COLUMNS, np.float32), (COLUMNS, np.float32))
     if memory == 0:
         job.failed = NO_MEMORY
         return
@@ -167,7 +167,7 @@ def task(job: Job, number: int) -> None:
         if i == NONE:
             continue
         if element_type != FLOAT and element_type != DOUBLE:
-            read_numbers(kernel.read, target, element_type, columns, address_of(largest))
+            read_floats(target, element_type, columns, address_of(largest))
         while i != NONE:
             source = job.data[UPDATES] + (i * width + column) * size
             if element_type == FLOAT:
@@ -175,11 +175,11 @@ def task(job: Job, number: int) -> None:
             elif element_type == DOUBLE:
                 keep_larger(array_at(target, columns, np.float64), array_at(source, columns, np.float64), columns)
             else:
-                read_numbers(kernel.read, source, element_type, columns, address_of(numbers))
+                read_floats(source, element_type, columns, address_of(numbers))
                 keep_larger(largest, numbers, columns)
             i = following[i]
         if element_type != FLOAT and element_type != DOUBLE:
-            write_numbers(kernel.write, address_of(largest), element_type, columns, target)
+            write_floats(address_of(largest), element_type, columns, target)
     free(memory)
 
 
