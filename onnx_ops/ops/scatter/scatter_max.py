@@ -57,8 +57,8 @@ without its first axis, of rank 8 at most; `out` the shape of `var`.
 Dtypes: `var` and `updates` have one dtype, float16, bfloat16, float or double, and `out` the same; `indices` int64 or
 int32. The results are exact.
 
-Edge rules: a slice whose index does not occur is copied. An index outside `[0, N)` is an error. Where `var` or one of
-the updates is NaN, so is the maximum. Of equal numbers, 0 and -0 among them, the first one is the result.
+Edge rules: a slice whose index does not occur is copied. An index outside `[0, N)` is an error. NaN in `var` or in an
+update propagates to the maximum. Among equal values, 0 and -0 included, the first is kept.
 
 Without a kernel: values are not checked; an index outside its range makes all of `out` NaN, and is an error of the
 runtime if N is 0. The sign of a zero is that of any of the zeros.

@@ -57,19 +57,23 @@ def _place(start: Size, size: Size) -> Size | None:
     return start if isinstance(start, int) and start >= 0 else None
 
 
+def _written(input: Tensor, src: Tensor, axis: int, place: Size) -> Tensor:
+    """A tensor with others in place of its elements from a place on, along an axis."""
+    size, following = input.shape[axis], place + src.shape[axis]
+    parts = [src.to(input.dtype)]
+    if not isinstance(place, int) or place > 0:
+        parts.insert(0, aten.slice(input, axis, 0, place))
+    if not statically_known_true(following >= size):
+        parts.append(aten.slice(input, axis, following, size))
+    return torch.cat(parts, axis)
+
+
 @decomposes(aten.select_scatter.default)
 def _select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Any:
     if free_unbacked_symbols(index):  # its sign is not known
         return NotImplemented
     axis = dim % input.dim()
-    size = input.shape[axis]
-    place = index + size if index < 0 else index
-    parts = [src.to(input.dtype).unsqueeze(axis)]
-    if not isinstance(place, int) or place > 0:
-        parts.insert(0, aten.slice(input, axis, 0, place))
-    if index != -1 and not (isinstance(size, int) and place == size - 1):
-        parts.append(aten.slice(input, axis, place + 1, size))
-    return torch.cat(parts, axis)
+    return _written(input, src.unsqueeze(axis), axis, index + input.shape[axis] if index < 0 else index)
 
 
 @decomposes(aten.slice_scatter.default)
@@ -77,14 +81,7 @@ def _slice_scatter(
     input: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
     axis = dim % input.dim()
-    size, count = input.shape[axis], src.shape[axis]
-    place = _place(0 if start is None else start, size)
-    if place is None or step > 1 or free_unbacked_symbols(count):
+    place = _place(0 if start is None else start, input.shape[axis])
+    if place is None or step > 1 or free_unbacked_symbols(src.shape[axis]):
         return NotImplemented
-    parts = [src.to(input.dtype)]
-    if not isinstance(place, int) or place > 0:
-        parts.insert(0, aten.slice(input, axis, 0, place))
-    following = place + count
-    if not statically_known_true(following >= size):
-        parts.append(aten.slice(input, axis, following, size))
-    return torch.cat(parts, axis)
+    return _written(input, src, axis, place)
