@@ -46,13 +46,6 @@ def _decoder(name: str, config: str, **options: Any) -> Case:
     return Case(model, _next_token, _text, TEXT)
 
 
-def _in_chunks(name: str, config: str, **options: Any) -> Case:
-    """A language model that computes in chunks, to which it pads: the number of tokens is a multiple of a chunk."""
-    case = _decoder(name, config, **options)
-    texts = ({0: ROWS, 1: CHUNK * Dim("chunks", max=16)},)
-    return Case(case.model, case.loss, lambda n: (torch.randint(3, VOCABULARY, (n, CHUNK * (n + 1))),), texts)
-
-
 def _unrolled(case: Case) -> Case:
     """A model whose code is a Python loop over the tokens, which fixes their number."""
     return Case(case.model, case.loss, tokens(VOCABULARY, TIME))
@@ -197,7 +190,7 @@ def mamba() -> Case:
 
 @MODELS("Mamba 2")
 def mamba2() -> Case:
-    return _in_chunks(
+    return _decoder(
         "Mamba2ForCausalLM", "Mamba2Config", num_heads=8, head_dim=8, state_size=8, n_groups=2, chunk_size=CHUNK
     )
 
@@ -205,20 +198,23 @@ def mamba2() -> Case:
 @MODELS("Bamba")
 def bamba() -> Case:
     sizes = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "num_key_value_heads": 2}
-    return _in_chunks("BambaForCausalLM", "BambaConfig", mamba_chunk_size=CHUNK, attn_layer_indices=[1], **sizes)
+    return _decoder("BambaForCausalLM", "BambaConfig", mamba_chunk_size=CHUNK, attn_layer_indices=[1], **sizes)
 
 
 @MODELS("Zamba 2")
 def zamba2() -> Case:
     sizes = {"mamba_d_state": 8, "n_mamba_heads": 4, "mamba_headdim": 16, "mamba_ngroups": 1, "num_mem_blocks": 1}
     layers = ["mamba", "hybrid"]
-    return _in_chunks("Zamba2ForCausalLM", "Zamba2Config", chunk_size=CHUNK, layers_block_type=layers, **sizes)
+    return _decoder("Zamba2ForCausalLM", "Zamba2Config", chunk_size=CHUNK, layers_block_type=layers, **sizes)
 
 
 @MODELS("Falcon-H1")
 def falcon_h1() -> Case:
+    """With a multiple of its chunk as the number of tokens, which other numbers are padded to."""
     sizes = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "head_dim": 8}
-    return _in_chunks("FalconH1ForCausalLM", "FalconH1Config", mamba_chunk_size=CHUNK, num_key_value_heads=2, **sizes)
+    case = _decoder("FalconH1ForCausalLM", "FalconH1Config", mamba_chunk_size=CHUNK, num_key_value_heads=2, **sizes)
+    texts = ({0: ROWS, 1: CHUNK * Dim("chunks", max=16)},)
+    return Case(case.model, case.loss, lambda n: (torch.randint(3, VOCABULARY, (n, CHUNK * (n + 1))),), texts)
 
 
 @MODELS("RWKV, static length")
