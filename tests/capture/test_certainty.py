@@ -22,6 +22,7 @@ from torch.utils._sympy.functions import (
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from onnx_ops.torch.tracing.certainty import certain_sizes, is_certain
+from onnx_ops.torch.tracing.sizes import is_of_0_or_1
 
 S, B = (sympy.Symbol(name, integer=True, positive=True) for name in "sb")
 PADDED = S + Mod(4 - Mod(S, 4), 4)
@@ -131,3 +132,20 @@ def test_no_largest_size() -> None:
     for upper in (2**64, sympy.oo):
         assert is_certain(sympy.Ge(B * B, 4), {B: ValueRanges(2, upper)})
         assert not is_certain(sympy.Ge(B * B, 9), {B: ValueRanges(2, upper)})
+
+
+@pytest.mark.parametrize(
+    ("stride", "other", "expected"),
+    [
+        (B, 1, True),
+        (8 * B, 8, True),
+        (PADDED, 4, True),  # of one chunk
+        (3 * PADDED * B, 12, True),
+        (PADDED, 8, False),
+        (S, 4, False),
+        (8 * B + 4, 8, False),
+        (PADDED, B, False),
+    ],
+)
+def test_strides_that_are_equal_where_a_size_is_1(stride: sympy.Expr, other: sympy.Expr | int, expected: bool) -> None:
+    assert is_of_0_or_1(sympy.Ne(stride, other, evaluate=False), RANGES) is expected

@@ -28,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import (
     guard_or_false,
     guard_or_true,
 )
-from torch.utils._sympy.functions import FloorDiv, Max, Min
+from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -370,7 +370,7 @@ def _condition(node: SymNode, file: str, line: int) -> bool:
                 return _of_large_or_equal_sizes(node, file, line)
             return value if by_operator else _required(node, value)
     if in_code_of_torch and isinstance(condition, sympy.Rel) and node.has_hint():
-        if isinstance(condition, sympy.Eq | sympy.Ne) and _of_0_or_1(condition):
+        if isinstance(condition, sympy.Eq | sympy.Ne) and is_of_0_or_1(condition, node.shape_env.var_to_range):
             return (guard_or_false if isinstance(condition, sympy.Eq) else guard_or_true)(torch.SymBool(node))
         above = condition.rel_op == ">" and condition.rhs in (0, 1)
         if above and is_certain(condition.lhs >= condition.rhs, node.shape_env.var_to_range):
@@ -414,15 +414,18 @@ def _required(node: SymNode, value: bool) -> bool:
     return value
 
 
-def _of_0_or_1(condition: sympy.Rel) -> bool:
-    """Whether a size is compared with 0 or 1, or strides that are equal where a size is 1, as 8 * size with 8."""
-    if condition.rhs in (0, 1):
+def is_of_0_or_1(condition: sympy.Rel, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]) -> bool:
+    """Whether a size is compared with 0 or 1, or strides that are equal where a size is 1, as 8 * size with 8.
+
+    The stride of chunks of 8 rows is a multiple of 8 too where the rows are padded to one.
+    """
+    stride, rows = condition.args
+    if rows in (0, 1):
         return True
-    if not (condition.rhs.is_Integer and condition.rhs > 0):
+    if not (rows.is_Integer and rows > 0):
         return False
-    return all(
-        factor.is_Integer for factor in sympy.expand(condition.lhs / condition.rhs).as_coefficients_dict().values()
-    )
+    factors = sympy.expand(stride / rows).as_coefficients_dict().values()
+    return all(factor.is_Integer for factor in factors) or is_certain(sympy.Eq(Mod(stride, rows), 0), ranges)
 
 
 def _slice_index(size: Size, index: Size) -> Size | None:
