@@ -180,6 +180,11 @@ def softplus_of_nonpositive(x: Number) -> Any:
     return np.log1p(np.exp(np.float64(x)))
 
 
+def softplus_for_float32(x: Number) -> Any:
+    """log1p(exp(x)) in float64 for float64 x <= 0 or NaN, relative error <= 4e-10; log1p(exp(-708)) for x < -708."""
+    return np.log1p(np.exp(np.fmax(x, -708.0) if x == x else x))
+
+
 NO_POWER = -1e200
 """Exponent of the value 0: below any other exponent, also after millions of additions."""
 

@@ -405,10 +405,18 @@ def _log1p8(x):
     return ((odd * z + even) * z * s + 2.0 * lost * reciprocal) + 2.0 * s
 
 
+@njit(**OPTIONS)
+def _softplus_for_float32(x):
+    return _log1p4(_exp_of_nonpositive(x))
+
+
+implement_by_dtype(primitives.softplus_for_float32, {types.float64: _softplus_for_float32})
+
+
 @overload(primitives.softplus_of_nonpositive, jit_options=OPTIONS)
 def _softplus_of_nonpositive(x):
     if x == types.float32:
-        return lambda x: _log1p4(_exp_of_nonpositive(x))
+        return lambda x: _softplus_for_float32(x)
 
     def double(x):
         value, first, second = _exp_parts8(x)

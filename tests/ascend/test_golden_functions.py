@@ -76,6 +76,9 @@ def elementwise(dtype: npt.DTypeLike) -> Iterator[Golden]:
     yield "hardtanh_grad", [x, grad], bounds, reference("HardtanhBackward", grad, x, min=0.25, max=6.0)
     yield "hard_sigmoid_grad", [grad, x], {}, reference("HardsigmoidBackward", grad, x)
     yield "hard_swish_grad_v2", [grad, x], {}, reference("HardswishBackwardV2", grad, x)
+    for given in ({}, {"beta": -1.5, "threshold": 0.5}):
+        yield "softplus_v2", [x], given, reference("SoftplusV2", x, **given)
+        yield "softplus_v2_grad", [grad, x], given, reference("SoftplusBackward", grad, x, **given)
     even = np.arange(15).reshape(3, 5) % 2 == 0
     yield "select_v2", [even, grad, row], {}, reference("SWhere", even, grad, row)
     yield "threshold_grad_v2_d", [grad, x], {}, reference("ThresholdBackward", grad, x, threshold=1.0)

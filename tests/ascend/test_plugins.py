@@ -54,6 +54,8 @@ PARSED = {
     "InplaceCos x | y |": "Cos()",
     "Silu x | y |": "Swish()",
     "SiluBackward g x | y |": "SiluGrad()",
+    "SoftplusV2 x | y |": "SoftplusV2(beta=1f threshold=20f)",
+    "SoftplusBackward g x | y | beta:f=-1": "SoftplusV2Grad(beta=-1f threshold=20f)",
     "SWhere c x y | z |": "SelectV2()",
     "ScatterMax x i y | z |": "ScatterMax()",
     "RmsNorm x g | y r |": "RmsNorm(epsilon=1e-06f)",

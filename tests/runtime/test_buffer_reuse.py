@@ -55,6 +55,8 @@ REUSED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "InplaceCos": {"out": ["self"]},
     "Silu": {"out": ["self"]},
     "SiluBackward": {"grad_input": ["grad_output", "self"]},
+    "SoftplusBackward": {"grad_input": ["grad_output", "self"]},
+    "SoftplusV2": {"out": ["self"]},
     "SWhere": {"out": ["self", "other"]},
     "ScatterMax": {"out": ["var"]},
     "ThnnFusedLstmCell": {"storage": ["input_gates", "hidden_gates"], "cy": ["cx"]},

@@ -63,6 +63,8 @@ IN_PLACE: Mapping[str, tuple[Mapping[str, str], ...]] = {
     "InplaceCos": ({"out": "self"},),
     "Silu": ({"out": "self"},),
     "SiluBackward": ({"grad_input": "grad_output"}, {"grad_input": "self"}),
+    "SoftplusBackward": ({"grad_input": "grad_output"}, {"grad_input": "self"}),
+    "SoftplusV2": ({"out": "self"},),
     "SWhere": ({"out": "self"}, {"out": "other"}),
     "ScatterMax": ({"out": "var"},),
     "ThnnFusedLstmCell": (

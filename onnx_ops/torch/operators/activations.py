@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from onnx_ops.torch.base.nodes import Value, aclnn, double, number, op
+from onnx_ops.torch.base.nodes import Value, aclnn, double, op
 from onnx_ops.torch.base.table import computes_float64, decomposed_by_pytorch, decomposes, replaces, translates
 from onnx_ops.torch.operators.elementary import log1p_of_fraction, log1p_of_fraction_nodes
 from onnx_ops.torch.operators.error_function import erf_of_doubles
@@ -30,8 +30,6 @@ decomposed_by_pytorch(
     aten.leaky_relu.default,
     aten.leaky_relu_backward.default,
     aten.selu.default,
-    aten.softplus.default,
-    aten.softplus_backward.default,
     only=torch.float64,
 )
 
@@ -42,31 +40,63 @@ def _prelu_kernel(self: Value, weight: Value) -> Value:
     return op.PRelu(self, weight)
 
 
-LINEAR = 17.0
-"""From here on softplus is the identity in float32."""
+def _of_softplus(self: Value, beta: float, threshold: float) -> dict[str, float] | None:
+    """The attributes of the ops of softplus; None if they do not hold them, as they are float32."""
+    exact = self.dtype is not ir.DataType.DOUBLE or all(float(np.float32(v)) == v for v in (beta, threshold))
+    return {"beta": float(beta), "threshold": float(threshold)} if exact else None
 
 
 @translates(aten.softplus.default)
 def _softplus(self: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
-    """max(x, 0) + log1p(exp(-abs(x))), in a third of the time that onnxruntime's Softplus takes."""
-    x = self if beta == 1 else op.Mul(self, number(float(beta), self))
-    result = op.Add(op.Relu(x), log1p_of_fraction_nodes(op.Exp(op.Neg(op.Abs(x))), self))
-    if beta != 1:
-        result = op.Div(result, number(float(beta), self))
-    return result if threshold >= LINEAR else op.Where(op.Greater(x, number(float(threshold), self)), self, result)
+    if (attributes := _of_softplus(self, beta, threshold)) is not None:
+        return aclnn.SoftplusV2(self, **attributes)
+    t = op.Mul(self, double(beta))
+    curved = op.Add(op.Relu(t), log1p_of_fraction_nodes(op.Exp(op.Neg(op.Abs(t))), self))
+    return op.Where(op.Greater(t, double(threshold)), self, op.Div(curved, double(beta)))
+
+
+@translates(aten.softplus_backward.default)
+def _softplus_backward(grad: Value, self: Value, beta: float, threshold: float) -> Value:
+    if (attributes := _of_softplus(self, beta, threshold)) is not None:
+        return aclnn.SoftplusBackward(grad, self, **attributes)
+    t = op.Mul(self, double(beta))
+    return op.Where(op.Greater(t, double(threshold)), grad, op.Div(grad, op.Add(op.Exp(op.Neg(t)), double(1.0))))
+
+
+LINEAR = 17.0
+"""From here on softplus is the identity in float32."""
+ALWAYS_CURVED = 64.0
+"""A threshold from which softplus is the identity in float64 too."""
+
+
+@replaces(functional.softplus)
+def _softplus_without_gradient(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    """Of standard operators, as in an inference graph."""
+    if input.requires_grad and torch.is_grad_enabled():
+        return NotImplemented
+    t = _times(input, beta)
+    curved = t.relu() + log1p_of_fraction((-t.abs()).exp())
+    curved = curved if beta == 1 else curved / beta
+    is_curved = threshold >= (LINEAR if input.dtype is torch.float32 else ALWAYS_CURVED)
+    return curved if is_curved else torch.where(t > threshold, input, curved)
+
+
+@replaces(functional.logsigmoid)
+def _logsigmoid(input: Tensor) -> Any:
+    if input.requires_grad and torch.is_grad_enabled():
+        return aten.softplus(input, -1, ALWAYS_CURVED)
+    return _softplus_without_gradient(input, -1, ALWAYS_CURVED)
 
 
 @decomposes(aten.log_sigmoid_forward.default)
 def _log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
-    """min(x, 0) - log1p(exp(-abs(x))), and the exponential for the backward pass."""
-    power = aten.exp(-aten.abs(self))
-    return aten.clamp_max(self, 0) - log1p_of_fraction(power), power
+    """softplus with a factor of -1; the buffer, which is for the backward pass on CPUs, is not needed."""
+    return aten.softplus(self, -1, ALWAYS_CURVED), aten.empty_like(self)
 
 
 @decomposes(aten.log_sigmoid_backward.default)
 def _log_sigmoid_backward(grad_output: Tensor, self: Tensor, buffer: Tensor) -> Tensor:
-    """By 1 - sigmoid(x), from the exponential of the forward pass, which the buffer of a CPU holds."""
-    return grad_output * (torch.where(self < 0, 1.0, buffer) / (buffer + 1))
+    return aten.softplus_backward(grad_output, self, -1, ALWAYS_CURVED)
 
 
 def _times(x: Tensor, factor: float) -> Tensor:
@@ -120,7 +150,8 @@ def _activation(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 
 def _mish(input: Tensor) -> Tensor:
-    return input * functional.softplus(input).tanh()
+    softplus = _softplus_without_gradient(input)
+    return input * (functional.softplus(input) if softplus is NotImplemented else softplus).tanh()
 
 
 replaces(functional.mish)(_activation(_mish))
