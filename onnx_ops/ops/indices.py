@@ -56,14 +56,33 @@ def widened(kernel: Kernel, job: Job, i: int, count: int, memory: int) -> Any:
 
 
 @helper
-def link_places(indices: Array, count: int, rows: int, first: Array, following: Array) -> None:
-    """Linked lists of the places of each index, in their order: the first place, and the one after each place."""
+def links_bytes(kernel: Kernel, i: int, rows: int, count: int) -> int:
+    """Bytes of scratch memory for the linked lists of input i, whose elements are in [0, rows)."""
+    return widened_bytes(kernel, i, count) + 8 * (rows + count)
+
+
+@helper
+def links(kernel: Kernel, job: Job, i: int, rows: int, count: int) -> tuple[Any, Any]:
+    """Linked lists in the scratch memory: for each index its first place, and for each place the next one of its index.
+
+    NONE where there is none.
+    """
+    memory = job.scratch + widened_bytes(kernel, i, count)
+    return array_at(memory, rows, np.int64), array_at(memory + 8 * rows, count, np.int64)
+
+
+@helper
+def link_places(kernel: Kernel, job: Job, i: int, rows: int, count: int) -> None:
+    """Write `links`."""
+    write_widened(kernel, job, i, count, job.scratch)
+    indices = widened(kernel, job, i, count, job.scratch)
+    first, following = links(kernel, job, i, rows, count)
     for v in range(rows):
         first[v] = NONE
-    for i in range(count - 1, -1, -1):
-        v = indices[i]
-        following[i] = first[v]
-        first[v] = i
+    for k in range(count - 1, -1, -1):
+        v = indices[k]
+        following[k] = first[v]
+        first[v] = k
 
 
 def check_indices(call: Call, name: str, array: np.ndarray | None, size: int, what: str) -> None:

@@ -37,6 +37,8 @@ from onnx_ops.ops.indices import (
     check_indices,
     indices_fit,
     link_places,
+    links,
+    links_bytes,
     widened,
     widened_bytes,
     write_widened,
@@ -141,21 +143,18 @@ def plan(kernel: Kernel, job: Job) -> int:
     elif makes_all_sums(kernel, rows, width, count):
         job.tasks, job.scratch_bytes = 1, widened_bytes(kernel, INDEX, count) + 8 * rows * width
     else:
-        job.scratch_bytes = widened_bytes(kernel, INDEX, count) + 8 * (rows + count)
+        job.scratch_bytes = links_bytes(kernel, INDEX, rows, count)
     return OK
 
 
 def begin(kernel: Kernel, job: Job) -> None:
-    """Into the scratch memory: for each row the first place that it was looked up for, and for each place the next."""
     if job.scratch_bytes == 0:
         return
     rows, width, count = job.output_dims[0, 0], job.output_dims[0, 1], size_of(job, INDEX)
-    write_widened(kernel, job, INDEX, count, job.scratch)
     if makes_all_sums(kernel, rows, width, count):
-        return
-    memory = job.scratch + widened_bytes(kernel, INDEX, count)
-    first, following = array_at(memory, rows, np.int64), array_at(memory + 8 * rows, count, np.int64)
-    link_places(widened(kernel, job, INDEX, count, job.scratch), count, rows, first, following)
+        write_widened(kernel, job, INDEX, count, job.scratch)
+    else:
+        link_places(kernel, job, INDEX, rows, count)
 
 
 @helper
@@ -187,8 +186,6 @@ def task(job: Job, number: int) -> None:
     attributes = record_at(kernel.attributes, ATTRIBUTES)
     element_type, size = kernel.element_type[GRAD], item_size(kernel.element_type[GRAD])
     rows, width, count = job.output_dims[0, 0], job.output_dims[0, 1], size_of(job, INDEX)
-    scratch = job.scratch + widened_bytes(kernel, INDEX, count)
-    first, following = array_at(scratch, rows, np.int64), array_at(scratch + 8 * rows, count, np.int64)
     parts, step = ceil_divide(width, COLUMNS), rows_per_task(rows, width, count)
     start, column = number // parts * step, number % parts * COLUMNS
     columns = min(COLUMNS, width - column)
@@ -199,6 +196,7 @@ def task(job: Job, number: int) -> None:
         job.failed = NO_MEMORY
         return
     if makes_all_sums(kernel, rows, width, count):
+        scratch = job.scratch + widened_bytes(kernel, INDEX, count)
         all_sums = array_at(scratch, rows * width, np.float64)
         add_all(kernel, job, count, width, widened(kernel, job, INDEX, count, job.scratch), all_sums, numbers)
         if attributes.padding_idx != NONE:
@@ -207,6 +205,7 @@ def task(job: Job, number: int) -> None:
         write_numbers(kernel.write, scratch, element_type, rows * width, job.output[0])
         free(memory)
         return
+    first, following = links(kernel, job, INDEX, rows, count)
     for v in range(start, min(start + step, rows)):
         target = job.output[0] + (v * width + column) * size
         i = first[v]

@@ -36,9 +36,8 @@ from onnx_ops.ops.indices import (
     check_indices,
     indices_fit,
     link_places,
-    widened,
-    widened_bytes,
-    write_widened,
+    links,
+    links_bytes,
 )
 from onnx_ops.ops.references import rounded
 from onnx_ops.ops.row_tasks import COLUMNS, rows_per_task, tasks_of_rows
@@ -118,19 +117,13 @@ def plan(kernel: Kernel, job: Job) -> int:
         return REFUSED
     give_shape(job, 0, VAR)
     job.tasks = tasks_of_rows(rows, width, count)
-    job.scratch_bytes = 0 if job.tasks == 0 else widened_bytes(kernel, INDEX, count) + 8 * (rows + count)
+    job.scratch_bytes = 0 if job.tasks == 0 else links_bytes(kernel, INDEX, rows, count)
     return OK
 
 
 def begin(kernel: Kernel, job: Job) -> None:
-    """Into the scratch memory: for each slice the first place that has its index, and for each place the next."""
-    if job.scratch_bytes == 0:
-        return
-    rows, count = job.dims[VAR, 0], size_of(job, INDEX)
-    write_widened(kernel, job, INDEX, count, job.scratch)
-    memory = job.scratch + widened_bytes(kernel, INDEX, count)
-    first, following = array_at(memory, rows, np.int64), array_at(memory + 8 * rows, count, np.int64)
-    link_places(widened(kernel, job, INDEX, count, job.scratch), count, rows, first, following)
+    if job.scratch_bytes > 0:
+        link_places(kernel, job, INDEX, job.dims[VAR, 0], size_of(job, INDEX))
 
 
 @helper
@@ -145,8 +138,7 @@ def task(job: Job, number: int) -> None:
     kernel = record_at(job.kernel, KERNEL)
     element_type, size = kernel.element_type[VAR], item_size(kernel.element_type[VAR])
     rows, count, width = job.dims[VAR, 0], size_of(job, INDEX), volume(job, VAR, 1, job.rank[VAR])
-    scratch = job.scratch + widened_bytes(kernel, INDEX, count)
-    first, following = array_at(scratch, rows, np.int64), array_at(scratch + 8 * rows, count, np.int64)
+    first, following = links(kernel, job, INDEX, rows, count)
     parts, step = ceil_divide(width, COLUMNS), rows_per_task(rows, width, count)
     start, column = number // parts * step, number % parts * COLUMNS
     columns = min(COLUMNS, width - column)
