@@ -63,6 +63,7 @@ class RunInfo:
         used: the parameters that have a gradient.
         changed: the buffers and parameters that the loss changes.
         replaced: those of them that are in other memory afterwards; empty in a run that does not find them.
+        overlapping: the pairs of buffers and parameters that have memory in common afterwards; empty in such a run.
         draws: the number of draws of random numbers.
         call: the first call of the model outside the transforms of torch.func; None if the loss does not call it.
         returns_loss: whether that call returns the loss, and otherwise nothing but floating numbers.
@@ -73,6 +74,7 @@ class RunInfo:
     used: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
+    overlapping: list[tuple[str, str]] = field(default_factory=list)
     draws: int = 0
     call: ModelCall | None = None
     returns_loss: bool = False

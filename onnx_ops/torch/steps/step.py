@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -56,7 +57,7 @@ class _Call(torch.nn.Module):
 
     def forward(self, then: Callable[[Any], Any], *args: Any) -> tuple[Any, Tensors]:
         result = then(self._loss(self.model, *args))
-        return result, named_tensors(self.model)
+        return result, dict(_names(self.model))
 
 
 class JointStep:
@@ -100,6 +101,7 @@ class JointStep:
         self._references = References(model, self.parameters | self.buffers)
         self.persistent = set(model.state_dict())
         self.tied = _tied(model, self.parameters | self.buffers)
+        self._further_names = _further_names(model)
         self._given = bound(loss, args, skip=1)
         self.arguments = {name: tensor for name, tensor in tensors(self._given)}
         self.dynamic = dict(dimensions(self._given, shapes_by_name(self._given, dynamic_shapes)))
@@ -195,15 +197,22 @@ class JointStep:
         ):
             outputs, after = self._run(self._call, given, with_gradients, *replaced(self._given, arguments).values())
         info.draws, info.seeded = random.used, random.seeded
-        for name in self.trained():
-            if after.get(name) is not given[name]:
+        for name, first_name in self._further_names.items():
+            if after.get(name) is not after.get(first_name):
                 raise CaptureError(
-                    f"the loss puts another object in the place of the parameter '{name}', which the optimizer does not"
-                    " know: change its elements in place, under torch.no_grad()"
+                    f"the loss puts another object in the place of '{name}' or of '{first_name}', which are one tensor"
+                    " in the model: change its elements in place, or make them two, by .clone(), before the capture"
+                )
+        for name in self.trained():  # PyTorch's optimizer skips parameters without a gradient, in each step
+            if after.get(name) is not given[name] and (name not in after or name in info.used):
+                raise CaptureError(
+                    f"the loss puts another object in the place of the parameter '{name}', which has a gradient, and"
+                    " which the optimizer does not know: change its elements in place, under torch.no_grad()"
                 )
         known = {id(tensor) for tensor in given.values()}
         for name, tensor in after.items():
-            if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad and id(tensor) not in known:
+            is_known = name in given or id(tensor) in known
+            if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad and not is_known:
                 raise CaptureError(
                     f"the loss adds the parameter '{name}' to the model, which the optimizer does not know: if the"
                     " first call of the model makes it, call the model once before the optimizer is made"
@@ -225,6 +234,7 @@ class JointStep:
         ]
         if changed is None:
             info.replaced = [name for name in info.changed if storage_of(after[name]) != before[name][1]]
+            info.overlapping = list(overlapping({name: after[name] for name in given if name in after}))
         changed_state = {name: as_real(after[name].detach()) for name in info.changed}
         shapes = {  # that of `given` may have been resized in place
             name: (values[name].shape, tensor.shape)
@@ -348,9 +358,12 @@ class JointStep:
         """
         kept = {name: t for name, t in (self.parameters | self.buffers).items() if name not in info.replaced}
         changed = {*info.changed, *updated}
-        for pair in overlapping(kept):
-            if not changed.isdisjoint(pair):
-                one, other = sorted(pair, key=lambda name: name not in changed)
+        in_place = changed - (set(info.replaced) - set(updated))
+        before = ((pair, changed) for pair in overlapping(kept))
+        after = ((pair, in_place) for pair in info.overlapping)  # of which the next step changes both
+        for pair, written in itertools.chain(before, after):
+            if not written.isdisjoint(pair):
+                one, other = sorted(pair, key=lambda name: name not in written)
                 raise CaptureError(
                     f"'{one}', which each step changes, and '{other}' of the model are in the same memory; a graph has"
                     " each in its own: use one parameter for both, as in decoder.weight = encoder.weight, compute one"
@@ -418,6 +431,18 @@ def _tied(model: torch.nn.Module, first: Mapping[str, torch.Tensor]) -> dict[str
         for other, tensor in model.state_dict(keep_vars=True).items()
         if other not in first and id(tensor) in names
     }
+
+
+def _further_names(model: torch.nn.Module) -> dict[str, str]:
+    """All further names of tied parameters and buffers, with the first name."""
+    first = {id(tensor): name for name, tensor in named_tensors(model).items()}
+    return {name: first[id(tensor)] for name, tensor in _names(model) if first[id(tensor)] != name}
+
+
+def _names(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """All names of the parameters and buffers of a model, tensors of several names under each."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
 
 
 def named_tensors(model: torch.nn.Module) -> Tensors:

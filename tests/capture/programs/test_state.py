@@ -82,6 +82,114 @@ def test_parameters_that_the_loss_changes_are_state(loss: Any, shapes: Any) -> N
         np.testing.assert_allclose(trainer.weights()[name], tensor, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+class Codebook(nn.Module):
+    """Codes that are averages of the rows nearest to them, a new parameter in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.codes = nn.Linear(4, 3), nn.Embedding(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.encoder(x)
+        nearest = functional.one_hot(torch.cdist(rows, self.codes.weight).argmin(1), 5).to(x.dtype)
+        self.codes.weight = nn.Parameter(0.9 * self.codes.weight + 0.1 * nearest.T @ rows)
+        return functional.mse_loss(rows, (nearest @ self.codes.weight).detach()) + rows.square().mean()
+
+
+def test_parameters_without_a_gradient_may_be_replaced() -> None:
+    """PyTorch's optimizer, which has the first one, skips it: averages of a VQ-VAE are kept so."""
+    torch.manual_seed(0)
+    model, batches = Codebook(), torch.randn(4, 8, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    capture = training_step(model, lambda model, x: model(x), (batches[0],), optimizer, clip_grad_norm=0.5)
+    trainer = onnx_ops.Trainer(capture)
+    for batch in batches:
+        loss = model(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        np.testing.assert_allclose(trainer.step(x=batch.numpy())["loss"], loss.detach(), rtol=1e-5)
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_allclose(trainer.weights()[name], tensor, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_parameters_with_a_gradient_are_not_replaced() -> None:
+    model = Codebook()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(model: Codebook, x: Tensor) -> Tensor:
+        return model.codes.weight.square().sum() + model(x)
+
+    with pytest.raises(CaptureError, match=r"another object in the place of the parameter 'codes\.weight'"):
+        training_step(model, loss, (torch.randn(8, 4),), optimizer)
+
+
+class Statistics(nn.Module):
+    """Two buffers that are one tensor, until a call replaces one of them."""
+
+    def __init__(self, replaced: str, *, persistent: bool) -> None:
+        super().__init__()
+        self.layer, self.replaced = nn.Linear(4, 3), replaced
+        start = torch.ones(3)
+        for name in ("mean", "other"):
+            self.register_buffer(name, start, persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.layer(x)
+        setattr(self, self.replaced, 0.5 * getattr(self, self.replaced) + rows.detach().mean(0))
+        return (rows * self.mean + self.other).square().mean()
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("replaced", ["mean", "other"])
+def test_tied_buffers_of_which_one_is_replaced_are_refused(replaced: str, persistent: bool) -> None:
+    """After the first step of PyTorch there are two."""
+    with pytest.raises(CaptureError, match="in the place of 'other' or of 'mean', which are one tensor"):
+        gradients(Statistics(replaced, persistent=persistent), lambda m, x: m(x), (torch.randn(5, 4),))
+
+
+class Following(nn.Module):
+    """A buffer that is another one from the end of a call on, which the call changes in place or replaces."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = nn.Linear(4, 3), how
+        self.register_buffer("mean", torch.ones(3))
+        self.register_buffer("last", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.layer(x)
+        if self.how == "in place":
+            self.mean.mul_(0.5).add_(rows.detach().mean(0))
+        else:
+            self.mean = 0.5 * self.mean + rows.detach().mean(0)
+        result = (rows * self.last + self.mean).square().mean()
+        self.last = self.mean.view(3) if self.how == "a view" else self.mean
+        return result
+
+
+@pytest.mark.parametrize("how", ["replaced", "a view"])
+def test_a_buffer_that_is_put_in_the_place_of_another_one(how: str) -> None:
+    torch.manual_seed(0)
+    model, batches = Following(how), torch.randn(3, 5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = onnx_ops.Trainer(training_step(model, lambda model, x: model(x), (batches[0],), optimizer))
+    for x in batches:
+        optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        np.testing.assert_allclose(trainer.step(x=x.numpy())["loss"], loss.detach(), rtol=1e-5)
+    np.testing.assert_allclose(trainer.weights()["last"], model.last, rtol=1e-5)
+
+
+def test_a_buffer_that_changes_in_place_in_the_place_of_another_one_is_refused() -> None:
+    """In PyTorch the other one changes with it, from the second step on."""
+    with pytest.raises(CaptureError, match="'mean', which each step changes, and 'last' of the model are in the same"):
+        gradients(Following("in place"), lambda m, x: m(x), (torch.randn(5, 4),))
+
+
 class Viewing(nn.Module):
     """A layer with another tensor in the memory of one of its own."""
 
