@@ -88,10 +88,6 @@ REFUSED = {
         lambda x: torch.nested.as_nested_tensor([x, x[:1]]).to_padded_tensor(0.0),
         rf"a nested tensor is made {LINE}, which a graph does not have",
     ),
-    "max_norm": (
-        lambda x: torch.nn.functional.embedding(torch.tensor([1]), x, max_norm=1.0),
-        rf"max_norm rewrites its weights.* \({LINE}\)",
-    ),
 }
 
 

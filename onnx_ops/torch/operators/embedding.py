@@ -14,6 +14,9 @@ from onnx_ops.torch.base.nodes import Value, aclnn
 from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.base.table import decomposes, replaces, translates
 
+RENORMALIZING_EPS = 1e-7
+"""What PyTorch adds to a norm before it divides by it."""
+
 
 @replaces(functional.embedding)
 def _embedding(
@@ -26,12 +29,17 @@ def _embedding(
     sparse: bool = False,
 ) -> Tensor:
     if max_norm is not None:
-        raise CaptureError(
-            "an embedding with max_norm rewrites its weights in the forward pass; normalize the rows in the loss"
-            " instead"
-        )
+        _renormalize(weight.detach(), input.flatten(), max_norm, norm_type)
     index = -1 if padding_idx is None else padding_idx if padding_idx >= 0 else padding_idx + weight.shape[0]
     return torch.embedding(weight, input, index, scale_grad_by_freq, sparse)
+
+
+def _renormalize(weight: Tensor, rows: Tensor, max_norm: float, norm_type: float) -> None:
+    """Scale in place those of the rows whose norm is above `max_norm`."""
+    found = weight.index_select(0, rows)
+    norms = torch.linalg.vector_norm(found, norm_type, dim=1, keepdim=True)
+    scales = torch.where(norms > max_norm, max_norm / (norms + RENORMALIZING_EPS), 1.0)
+    weight.index_copy_(0, rows, found * scales)
 
 
 @translates(torch.ops.aten.embedding_dense_backward.default)

@@ -190,6 +190,27 @@ def test_a_buffer_that_changes_in_place_in_the_place_of_another_one_is_refused()
         gradients(Following("in place"), lambda m, x: m(x), (torch.randn(5, 4),))
 
 
+def test_embeddings_that_scale_their_rows() -> None:
+    """Those that are looked up and are longer than max_norm, in place, before the optimizer changes them."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Embedding(20, 3, max_norm=1.0), nn.EmbeddingBag(20, 3, max_norm=0.5, norm_type=1.0)])
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    batches = torch.randint(20, (3, 4, 5))
+
+    def loss(model: Any, ids: Tensor) -> Tensor:
+        return (model[0](ids).sum(1) + model[0](ids[:, 1:]).mean(1) + model[1](ids)).sin().mean()
+
+    trainer = onnx_ops.Trainer(training_step(model, loss, (batches[0],), optimizer))
+    for ids in batches:
+        optimizer.zero_grad()
+        wanted = loss(model, ids)
+        wanted.backward()
+        optimizer.step()
+        np.testing.assert_allclose(trainer.step(ids=ids.numpy())["loss"], wanted.detach(), rtol=1e-5)
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_allclose(trainer.weights()[name], tensor, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 class Viewing(nn.Module):
     """A layer with another tensor in the memory of one of its own."""
 
