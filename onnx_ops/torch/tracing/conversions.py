@@ -1,6 +1,7 @@
 """int() and float() of dynamic sizes and of numbers in tensors, as in `int(0.7 * x.shape[0])` and `int(index.max())`.
 
-Python's own return a number, that of the example. What else they are called with stays theirs.
+And range() of dynamic sizes where it is an index, as in `x[range(len(x)), labels]`. Python's own return numbers, those
+of the example. What else they are called with stays theirs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -19,6 +20,7 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from onnx_ops.torch.base.sizes import Size
 from onnx_ops.torch.tracing.certainty import is_certain
@@ -69,22 +71,86 @@ class _Float(float, metaclass=_Kind):
     origin, symbol = float, torch.SymFloat
 
 
-NAMES = {"int": _Int, "float": _Float}
+_range = range  # by a name of its own, which is not replaced in this module
+
+
+class SymbolicRange:
+    """A range between dynamic sizes; for all but an index of a tensor that of the numbers in the example."""
+
+    def __init__(self, *ends: Size) -> None:
+        self._ends = ends
+        self.start, self.stop, self.step = (0, ends[0], 1) if len(ends) == 1 else (*ends, 1)[:3]
+
+    def tensor(self) -> torch.Tensor:
+        """The numbers in it."""
+        return torch.arange(*self._ends)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call any other function; without this method PyTorch iterates over an index before a mode sees it."""
+        return func(*_of_example(args), **_of_example(kwargs or {}))
+
+    def _of_example(self) -> range:
+        return _range(*self._ends)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._of_example())
+
+    def __reversed__(self) -> Iterator[int]:
+        return reversed(self._of_example())
+
+    def __len__(self) -> int:
+        return len(self._of_example())
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._of_example()
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._of_example()[place]
+
+    def __eq__(self, other: object) -> bool:
+        return self._of_example() == other
+
+    def __hash__(self) -> int:
+        return hash(self._of_example())
+
+
+class _RangeKind(_Kind):
+    """The metaclass of the replacement of range."""
+
+    def __call__(cls, *args: Any) -> Any:
+        is_symbolic = any(isinstance(number, torch.SymInt) for number in args)
+        return SymbolicRange(*args) if is_symbolic and len(args) <= 3 else _range(*args)
+
+
+class _Range(metaclass=_RangeKind):
+    origin, symbol = range, SymbolicRange
+
+
+NAMES = {"int": _Int, "float": _Float, "range": _Range}
 METHODS = {
-    (torch.SymInt, "__int__"): "int",
-    (torch.SymInt, "__index__"): "float",
-    (torch.SymFloat, "__int__"): "int",
-    (torch.SymFloat, "__float__"): "float",
+    (torch.SymInt, "__int__"): ("int",),
+    (torch.SymInt, "__index__"): ("float", "range"),
+    (torch.SymFloat, "__int__"): ("int",),
+    (torch.SymFloat, "__float__"): ("float",),
 }
 """What Python's functions call of a dynamic size."""
-TYPES = re.compile(r"\b(is|is not|dtype ?=) ?(int|float)\b|\b(to|type|astype)\((int|float)\)")
+OF_RANGES = {torch.Tensor.__getitem__: 1, torch.Tensor.__setitem__: 1, torch.tensor: 0, torch.as_tensor: 0}
+"""Functions that take ranges, with the place of that argument."""
+TYPES = re.compile(r"\b(is|is not|dtype ?=) ?(int|float|range)\b|\b(to|type|astype)\((int|float)\)")
 """Code for which nothing but Python's types will do."""
 READS = {torch.Tensor.__int__: "int", torch.Tensor.__float__: "float"}
 """And of a tensor."""
 
 
 class Conversions(TorchFunctionMode):
-    """A mode in which the modules that are known to call int() or float() of such numbers have these in their place.
+    """A mode in which the modules that are known to call these functions of such numbers have others in their place.
 
     Attributes:
         modules: their names; one that calls Python's own while the mode is entered is known from the next time on, as
@@ -101,8 +167,8 @@ class Conversions(TorchFunctionMode):
             for name in NAMES.keys() - names.keys():
                 names[name] = NAMES[name]
                 self._context.callback(names.pop, name)
-        for (kind, method), name in METHODS.items():
-            noting = self._noting(getattr(kind, method), name)
+        for (kind, method), functions in METHODS.items():
+            noting = self._noting(getattr(kind, method), functions)
             self._context.enter_context(mock.patch.object(kind, method, noting))
         return super().__enter__()
 
@@ -119,6 +185,9 @@ class Conversions(TorchFunctionMode):
     ) -> Any:
         if func in READS and isinstance(args[0], FakeTensor):
             self._note(sys._getframe(1), READS[func])
+        place = OF_RANGES.get(func)
+        if place is not None and len(args) > place:
+            args = (*args[:place], _of_tensors(args[place]), *args[place + 1 :])
         return func(*args, **(kwargs or {}))
 
     def note_checks(self, error: BaseException) -> None:
@@ -128,9 +197,10 @@ class Conversions(TorchFunctionMode):
                 for name in NAMES:
                     self._note(frame, name)
 
-    def _noting(self, method: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
+    def _noting(self, method: Callable[[Any], Any], functions: Sequence[str]) -> Callable[[Any], Any]:
         def noted(number: torch.SymInt | torch.SymFloat) -> Any:
-            self._note(sys._getframe(1), name)
+            for name in functions:
+                self._note(sys._getframe(1), name)
             return method(number)
 
         return noted
@@ -142,3 +212,15 @@ class Conversions(TorchFunctionMode):
             return
         if not any(map(TYPES.search, linecache.getlines(code.co_filename))):
             self.modules.append(names)
+
+
+def _of_tensors(index: Any) -> Any:
+    """An index whose ranges between dynamic sizes are tensors."""
+    if isinstance(index, tuple):
+        return tuple(map(_of_tensors, index))
+    return index.tensor() if isinstance(index, SymbolicRange) else index
+
+
+def _of_example(arguments: Any) -> Any:
+    """Arguments with the numbers of the example in place of ranges between dynamic sizes."""
+    return tree_map_only(SymbolicRange, list, arguments)

@@ -228,6 +228,25 @@ def test_whole_numbers_of_sizes() -> None:
     assert "int" not in globals()
 
 
+def test_ranges_of_sizes_as_indices() -> None:
+    """As they select the value of an action, or the score of a label, in each row."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y, size = model(x), x.shape[0]
+        labels = torch.arange(size) % 3
+        targets = torch.zeros(size, 3, dtype=x.dtype)
+        targets[range(size), labels] = 1.0
+        rows = range(1, size, 2)
+        assert isinstance(rows, range)
+        weights = torch.tensor(range(size)).to(x.dtype) + sum(range(3)) + sum(torch.tensor([1.0])[i] for i in range(1))
+        return (
+            (y[range(len(x)), labels] * weights).square().mean() + (y - targets).square().mean() + y[rows].exp().sum()
+        )
+
+    compared_at(nn.Linear(3, 3), loss, [(6, 3), (2, 3), (7, 3), (1, 3)], Dim("N"))
+    assert "range" not in globals()
+
+
 def test_sizes_that_are_checked_to_be_numbers() -> None:
     """As parameters of augmentations are in Kornia."""
 
