@@ -90,6 +90,13 @@ class Forward:
             name: {axis: size for axis, size in enumerate(tensor.shape) if is_symbolic(size)}
             for name, tensor in tensors(seen.call.arguments)
         }
+        for name, tensor in tensors(eager.call.arguments):
+            for axis in sizes.get(name, ()):
+                if tensor.shape[axis] < 2:
+                    raise CaptureError(
+                        f"the first call of the model has '{name}' of shape {tuple(tensor.shape)}, whose axis {axis} is"
+                        " dynamic: expected an example for which it is at least 2"
+                    )
         return self._graph(eager.call, dimensions(sizes, self._traced.symbols), remove_losses=True)
 
     def of_loss(self, state: Collection[str], compared: Iterable[Callable[[], Tensors]]) -> onnx.ModelProto:

@@ -1,4 +1,7 @@
-"""The line of a model or loss that is running: code outside PyTorch, this package and the standard library."""
+"""The line of a model or loss that is running: code outside PyTorch, this package and the standard library.
+
+Nor is it a line of NumPy and SciPy, which compute with the numbers that they are given.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx_ir
 import onnxscript
 import torch
@@ -33,7 +37,9 @@ TRACING = str(TRACES / "trace.py")
 LIBRARIES = (str(OWN), *(str(Path(package.__file__).parent) for package in (torch, onnx_ir, onnxscript)))
 STANDARD = sysconfig.get_path("stdlib")
 INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-NUMERICAL = tuple(f"{folder}/{name}/" for folder in INSTALLED for name in ("numpy", "scipy"))
+NUMERICAL = tuple(
+    f"{folder}/{name}/" for folder in {*INSTALLED, str(Path(np.__file__).parents[1])} for name in ("numpy", "scipy")
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Line:
 def line_now() -> Line | None:
     """The innermost running line of a model or loss; None within a backward pass."""
     frame = sys._getframe(1)  # numbers of lines take time to compute: only the one that is returned
-    while (file := frame.f_code.co_filename) != TRACING and is_library(file) and frame.f_back is not None:
+    while (file := frame.f_code.co_filename) != TRACING and not _is_of_model(file) and frame.f_back is not None:
         frame = frame.f_back
     return _first([(file, frame.f_lineno)])
 
@@ -110,13 +116,8 @@ def raised_by_library(error: BaseException) -> bool:
 
 
 def line_of_stack(stack: traceback.StackSummary) -> Line | None:
-    """The innermost line of a model or loss in a stack that was recorded; None if there is none.
-
-    Lines of NumPy and SciPy, which compute with the numbers that they are given, are left out.
-    """
-    return _first(
-        (frame.filename, frame.lineno or 0) for frame in reversed(stack) if not frame.filename.startswith(NUMERICAL)
-    )
+    """The innermost line of a model or loss in a stack that was recorded; None if there is none."""
+    return _first((frame.filename, frame.lineno or 0) for frame in reversed(stack))
 
 
 def _first(places: Iterable[tuple[str, int]]) -> Line | None:
@@ -124,9 +125,13 @@ def _first(places: Iterable[tuple[str, int]]) -> Line | None:
     for file, number in places:
         if file == TRACING:
             return None
-        if not is_library(file):
+        if _is_of_model(file):
             return Line(file, number)
     return None
+
+
+def _is_of_model(file: str) -> bool:
+    return not is_library(file) and not file.startswith(NUMERICAL)
 
 
 @functools.cache

@@ -235,6 +235,20 @@ def test_calls_within_transforms_do_not_count(again: bool) -> None:
     np.testing.assert_allclose(session.run(None, {"input": x.numpy()})[0], model(x).detach().numpy(), rtol=1e-5)
 
 
+def test_a_first_call_with_one_row_of_a_dynamic_number_is_refused() -> None:
+    """PyTorch takes a size of 1 for a static one."""
+
+    def halves(model: nn.Module, x: Tensor) -> Tensor:
+        half = len(x) // 2
+        return model(x[:half]).square().mean() + model(x[half:]).mean()
+
+    model, dims = nn.Linear(4, 3), {"x": {0: Dim("rows")}}
+    with pytest.raises(CaptureError, match=r"'input' of shape \(1, 4\), whose axis 0 is dynamic: expected an example"):
+        gradients(model, halves, (torch.randn(3, 4),), dynamic_shapes=dims)
+    captured = gradients(model, halves, (torch.randn(4, 4),), dynamic_shapes=dims)
+    assert captured.inference is not None
+
+
 def test_functions_that_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"parameter 'words', which is no argument of the loss; .* ids, mask"):
         capture(Tagger(), inference=lambda m, words, mask: m(words, mask)["logits"])
