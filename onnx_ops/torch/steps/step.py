@@ -197,6 +197,11 @@ class JointStep:
         ):
             outputs, after = self._run(self._call, given, with_gradients, *replaced(self._given, arguments).values())
         info.draws, info.seeded = random.used, random.seeded
+        for name in self.buffers.keys() - after.keys():
+            raise CaptureError(
+                f"the loss removes the buffer '{name}' from the model, or puts None in its place, which a graph cannot:"
+                " its state has the same tensors after each step"
+            )
         for name, first_name in self._further_names.items():
             if after.get(name) is not after.get(first_name):
                 raise CaptureError(
@@ -243,6 +248,12 @@ class JointStep:
         }
         if shapes:
             raise ReshapedError(shapes)
+        for name, tensor in changed_state.items():
+            if tensor.dtype != values[name].dtype:
+                raise CaptureError(
+                    f"the loss changes the dtype of '{name}' from {values[name].dtype} to {tensor.dtype}, which state"
+                    " of a graph cannot: convert what is put in its place"
+                )
         outputs |= {NEXT + name: tensor for name, tensor in changed_state.items()}
         if random.used:
             outputs[NEXT + SEED] = values[SEED] + 1

@@ -155,7 +155,8 @@ class Unregistered:
 
     def __init__(self, model: torch.nn.Module, loss: Callable[..., Any], first: Effects) -> None:
         self._model, self._loss = model, loss
-        self._earlier, made_first = first.alive(), first.made().keys()
+        self._earlier, self._made = first.alive(), first.made()
+        made_first = self._made.keys()
         # The elements of containers, and the tensors among them that the first run has made.
         self._kept = {
             name: (identities(kept), made)
@@ -185,6 +186,12 @@ class Unregistered:
                     " parameters nor buffers of the model, so that they cannot be state of the graph: keep them in one"
                     f" tensor, and {REGISTER}"
                 )
+
+    def kept(self, second: Effects) -> str | None:
+        """What the first run has made and the second one reads, as a table that is computed once; None if nothing."""
+        read = [storage for storage in self._made if second.has_read(storage)]
+        names = (f"the tensor '{self._names[storage]}'" for storage in read if storage in self._names)
+        return next(names, "a tensor") if read else None
 
 
 REGISTER = "make the module that has it an attribute of the model, or register it by register_buffer"

@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional
 
 from onnx_ops.core.step_format import GRADIENT, NEXT
+from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.step import JointStep, ReshapedError
@@ -26,6 +27,7 @@ from onnx_ops.torch.tracing.preserving import preserved
 from onnx_ops.torch.tracing.substitution import Substitution
 from onnx_ops.torch.tracing.trace import Dynamic, Tensors, eager_mode
 from onnx_ops.torch.verification.outside import Outside, advanced, refuse_seeds
+from onnx_ops.torch.verification.tolerances import compare
 
 NOISE = 0.05
 """Maximal relative change of a parameter or an element of the batch."""
@@ -88,7 +90,14 @@ def _trials(
         expected = joint.run(start, info)
         outside.first_run_ended()
         halves = _halves(expected)
-        _repeat(joint, start, expected, halves, info, outside, reshaped)
+        kept = _repeat(joint, start, expected, halves, info, outside, reshaped)
+        moved = None if kept is None else _moved(joint, start, expected)
+        later = None if moved is None else _results(joint, moved)
+    if kept is not None and moved is not None and later is not None:
+        with preserved(joint.model), eager_mode():
+            first_step = _results(joint, moved)
+        if first_step is not None:
+            _compare_with_first(kept, later, first_step)
     if outside.may_be_a_cache():
         with preserved(joint.model), eager_mode():
             outside.compare(expected, joint.run(start, RunInfo()))
@@ -162,8 +171,12 @@ def _repeat(
     info: RunInfo,
     outside: Outside,
     reshaped: ReshapedError | None,
-) -> None:
-    """Run the step again, with what the first run has left in attributes, and compare the results."""
+) -> str | None:
+    """Run the step again, with what the first run has left in attributes, and compare the results.
+
+    Returns:
+        What it reads of that; None if nothing, or if the results differ.
+    """
     unregistered = Unregistered(joint.model, joint.loss, info.effects)
     left = [] if reshaped is None else [b for n, b in joint.model.named_buffers() if n in reshaped.shapes]
     for half in halves:
@@ -173,7 +186,7 @@ def _repeat(
                 again = joint.run(start, repeated, differentiated=half)
         except Exception as error:  # by the user's code or PyTorch, as when kept tensors belong to a freed graph
             outside.failed(error)
-            return
+            return None
         if reshaped is not None and any(map(repeated.effects.has_read, storages(left))):
             raise reshaped
         unregistered.refuse(repeated.effects)
@@ -181,8 +194,39 @@ def _repeat(
             outside.second_run_ended()
         refuse_seeds(info.seeded, repeated.seeded)
         if not outside.compare(_with_gradients(expected, half), again):
-            return
+            return None
         del again  # before the next half is computed
+    return unregistered.kept(repeated.effects)
+
+
+def _moved(joint: JointStep, start: Tensors, expected: Tensors) -> Tensors:
+    """The batch of the first trial, and the state that a step may lead to."""
+    reached = {name.removeprefix(NEXT): value for name, value in expected.items() if name.startswith(NEXT)}
+    state = start | reached
+    return state | dict(disturbances({name: state[name] for name in joint.trained()}, NOISE, seed=0))
+
+
+def _results(joint: JointStep, values: Tensors) -> Tensors | None:
+    """The results of a run but for gradients; None if PyTorch raises an error."""
+    try:
+        return joint.run(values, RunInfo(), differentiated=())
+    except Exception:
+        return None
+
+
+def _compare_with_first(kept: str, later: Tensors, first: Tensors) -> None:
+    """Raise a CaptureError if a step after others differs from a first one with the same state and batch."""
+    results, again = (
+        {name: as_array(tensor) for name, tensor in run.items() if not tensor.is_complex()} for run in (first, later)
+    )
+    try:
+        compare("results", again, results)
+    except CaptureError as error:
+        raise CaptureError(
+            f"the first step keeps {kept}, which it computes from parameters or buffers, and later ones read it, but a"
+            " graph computes it in each step. Call the loss once before the capture, so that it exists, or compute it"
+            " in each step"
+        ) from error
 
 
 def _state(outputs: Tensors) -> Tensors:

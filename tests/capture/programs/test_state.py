@@ -303,6 +303,72 @@ def test_tensors_that_are_not_registered_cannot_be_state(how: str, name: str) ->
         gradients(Remembering(how), lambda m, x: m(x).square().mean(), (torch.randn(5, 4),), check=False)
 
 
+class Relative(nn.Module):
+    """Losses relative to those of the first step, as GradNorm has them."""
+
+    def __init__(self, *, registered: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        if registered:
+            self.register_buffer("start", None)
+        else:
+            self.start = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        losses = self.layer(x).square().mean(0)
+        if self.start is None:
+            self.start = losses.detach()
+        return (losses / self.start).sum()
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_tensors_of_the_first_step_cannot_be_state(registered: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Relative(registered=registered), torch.randn(5, 4)
+    with pytest.raises(CaptureError, match=r"the first step keeps the tensor '.*', which it computes from parameters"):
+        gradients(model, lambda m, x: m(x), (x,))
+    model(x)
+    trainer = onnx_ops.Trainer(training_step(model, lambda m, x: m(x), (x,), torch.optim.SGD(model.parameters(), 0.1)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        np.testing.assert_allclose(trainer.step(x=x.numpy())["loss"], loss.detach(), rtol=1e-5)
+
+
+class Table(nn.Module):
+    """A table of a buffer that no step changes, computed once, as rotary embeddings have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table = nn.Linear(4, 3), None
+        self.register_buffer("frequencies", torch.tensor([1.0, 0.1, 0.01]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(5.0)[:, None].mul(self.frequencies).cos()
+        return (self.layer(x) * self.table).square().mean()
+
+
+def test_tables_of_constant_buffers_may_be_kept() -> None:
+    gradients(Table(), lambda m, x: m(x), (torch.randn(5, 4),))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(None, "removes the buffer 'sums'"), (torch.zeros(4).double(), "changes the dtype of 'sums'")]
+)
+def test_buffers_that_are_removed_or_converted_are_refused(value: Any, said: str) -> None:
+    def loss(model: Any, x: Tensor) -> Tensor:
+        result = model(x).mean()
+        model.sums = value
+        return result
+
+    with pytest.raises(CaptureError, match=said):
+        gradients(Viewing("columns"), loss, (torch.randn(5, 4),))
+
+
 def relative(value: Tensor, history: Any) -> Tensor:
     """A loss divided by the mean of the last two, which are equal where the batch is."""
     kept = history.setdefault("losses", []) if isinstance(history, dict) else history
