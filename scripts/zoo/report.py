@@ -39,8 +39,8 @@ it is off by 2e-11 after the first step, 9e-9 after the third and 4e-5 after the
 
 Where code branches on the data, the capture has `specialize=True`: such a model is marked "specialized", and refuses a
 batch that would take another branch. The optimizer is SGD with momentum; dropout is off, as its masks differ from
-PyTorch's. Seconds are processor time of the dynamic capture and its verification, on an AMD EPYC (Zen 5) with other
-work beside it.
+PyTorch's. Seconds are processor time of the dynamic capture and its verification, on an Intel Xeon (Emerald Rapids)
+with other work beside it.
 """
 
 
