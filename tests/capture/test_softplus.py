@@ -78,3 +78,16 @@ def test_gradients_of_gradients() -> None:
         return y + gradient.square().sum()
 
     gradients(nn.Linear(4, 4), loss, (torch.randn(3, 4, requires_grad=True),))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_16_bits(name: str, dtype: torch.dtype) -> None:
+    """In training and inference; the capture is compared with PyTorch."""
+    x = torch.linspace(-9, 9, 101, dtype=dtype)
+    network = Scaled(FUNCTIONS[name]).to(dtype)
+    capture = onnx_ops.torch.gradients(network, lambda m, x: m(x).float().square().mean(), (x.requires_grad_(),))
+    assert capture.inference is not None
+    assert {node.domain for node in capture.inference.graph.node} == {""}
+    outside = capture.inference.graph.output[0].type.tensor_type.elem_type
+    assert outside == {torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}[dtype]

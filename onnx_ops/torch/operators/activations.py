@@ -71,14 +71,15 @@ ALWAYS_CURVED = 64.0
 
 @replaces(functional.softplus)
 def _softplus_without_gradient(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    """Of standard operators, as in an inference graph."""
+    """Of standard operators, as in an inference graph; 16-bit tensors are computed in float32."""
     if input.requires_grad and torch.is_grad_enabled():
         return NotImplemented
-    t = _times(input, beta)
+    x = input if input.dtype is torch.float64 else input.float()
+    t = _times(x, beta)
     curved = t.relu() + log1p_of_fraction((-t.abs()).exp())
     curved = curved if beta == 1 else curved / beta
-    is_curved = threshold >= (LINEAR if input.dtype is torch.float32 else ALWAYS_CURVED)
-    return curved if is_curved else torch.where(t > threshold, input, curved)
+    is_curved = threshold >= (ALWAYS_CURVED if x.dtype is torch.float64 else LINEAR)
+    return (curved if is_curved else torch.where(t > threshold, x, curved)).to(input.dtype)
 
 
 @replaces(functional.logsigmoid)
