@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tests.ops._shared import accuracy, with_torch
-from tests.ops._shared.arrays import FLOAT64, FLOATS, INF, NAN, Shape, normal
+from tests.ops._shared import accuracy, functions_of_one_number, with_torch
+from tests.ops._shared.arrays import FLOAT64, FLOATS, INF, NAN, normal
 from tests.ops._shared.numbers import Array, Reals, real
-from tests.ops._shared.record import Benchmark, Call, Choice, DType, Input, Record, Worked, like, limits
+from tests.ops._shared.record import Benchmark, Call, DType, Input, Record, Worked, like, limits
 
 OP = "Silu"
 WIDE = np.longdouble
@@ -36,23 +36,9 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array:
         return np.where(x < -least, 1.001 * np.abs(x) * np.exp(x), 0)
 
 
-FORMS: dict[str, Shape] = {
-    "matrix": (2, 3),
-    "row": (70,),
-    "rank_8": (1, 2, 1, 2, 1, 2, 1, 2),
-    "empty": (2, 0),
-    "scalar": (),
-}
-
-
-def make(choice: Choice) -> dict[str, Array | None]:
-    return {"self": normal(choice.form, choice.dtype("self"), "self")}
-
-
 def calls() -> Iterator[Call]:
     for dtype in FLOATS:
-        special = [NAN, -NAN, INF, -INF, 0.0, -0.0, 3e4, -3e4, float(ml_dtypes.finfo(dtype).smallest_subnormal)]
-        yield Call(OP, {"self": np.array(special, dtype)}, label=f"special-{dtype.name}")
+        yield Call(OP, {"self": functions_of_one_number.special(dtype)}, label=f"special-{dtype.name}")
         far = 760.0 if dtype == FLOAT64 else 110.0
         yield Call(OP, {"self": np.linspace(-far, far, 4001).astype(dtype)}, label=f"range-{dtype.name}")
         for size in (1, 255, 4097, 70_001):
@@ -92,8 +78,8 @@ RECORD = Record(
     inputs={"self": Input()},
     outputs={"out": like("self", limits=ROUNDED, portable_limits=PORTABLE)},
     oracle=oracle,
-    make=make,
-    forms=FORMS,
+    make=functions_of_one_number.make,
+    forms=functions_of_one_number.FORMS,
     calls=calls,
     worked=worked,
     slack=slack,

@@ -63,12 +63,7 @@ def calls() -> Iterator[Call]:
         yield Call(OP, masked_gradient.special(dtype), label=f"special-{dtype.name}")
         falling = np.linspace(-100, -1, 397).astype(dtype)
         yield Call(OP, {"grad_output": np.ones_like(falling), "self": falling}, label=f"falling-{dtype.name}")
-        if dtype.itemsize >= 4:
-            most = np.full_like(falling, np.finfo(dtype).max / 4)
-            yield Call(OP, {"grad_output": most, "self": falling}, label=f"most-{dtype.name}", careful=True)
-            far = np.array([-173.5, -120.0, -90.0, -87.5], dtype)
-            large = np.full_like(far, np.finfo(dtype).max / 4)
-            yield Call(OP, {"grad_output": large, "self": far}, label=f"far-{dtype.name}", careful=True)
+        yield from masked_gradient.large_gradients(OP, dtype)
 
 
 def worked(dtype: DType) -> Iterator[Worked]:

@@ -72,13 +72,7 @@ def calls() -> Iterator[Call]:
             yield Call(
                 OP, {"grad_output": np.ones_like(near), "self": near}, limit, label=f"limit_{threshold}-{dtype.name}"
             )
-        if dtype.itemsize >= 4:
-            falling = np.linspace(-100, -1, 397).astype(dtype)
-            most = np.full_like(falling, np.finfo(dtype).max / 4)
-            yield Call(OP, {"grad_output": most, "self": falling}, label=f"most-{dtype.name}", careful=True)
-            distant = np.array([-173.5, -120.0, -90.0, -87.5], dtype)
-            large = np.full_like(distant, np.finfo(dtype).max / 4)
-            yield Call(OP, {"grad_output": large, "self": distant}, label=f"far-{dtype.name}", careful=True)
+        yield from masked_gradient.large_gradients(OP, dtype)
 
 
 def worked(dtype: DType) -> Iterator[Worked]:

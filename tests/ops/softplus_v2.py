@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tests.ops._shared import accuracy, with_torch
-from tests.ops._shared.arrays import FLOAT64, FLOATS, INF, NAN, Shape, normal
+from tests.ops._shared import accuracy, functions_of_one_number, with_torch
+from tests.ops._shared.arrays import FLOAT64, FLOATS, INF, NAN, normal
 from tests.ops._shared.numbers import Array, Reals, attribute, real
-from tests.ops._shared.record import Attribute, Benchmark, Call, Choice, DType, Input, Record, Worked, like, limits
+from tests.ops._shared.record import Attribute, Benchmark, Call, DType, Input, Record, Worked, like, limits
 
 OP = "SoftplusV2"
 WIDE = np.longdouble
@@ -51,27 +51,16 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array:
         return np.asarray(lost / abs(beta))
 
 
-FORMS: dict[str, Shape] = {
-    "matrix": (2, 3),
-    "row": (70,),
-    "rank_8": (1, 2, 1, 2, 1, 2, 1, 2),
-    "empty": (2, 0),
-    "scalar": (),
-}
 BETAS = (1.0, -1.0, 0.5, 1.5, -0.3, 100.0, 0.1)
-
-
-def make(choice: Choice) -> dict[str, Array | None]:
-    return {"self": normal(choice.form, choice.dtype("self"), "self")}
 
 
 def calls() -> Iterator[Call]:
     for dtype in FLOATS:
-        special = [NAN, -NAN, INF, -INF, 0.0, -0.0, 3e4, -3e4, float(ml_dtypes.finfo(dtype).smallest_subnormal)]
         far = 760.0 if dtype == FLOAT64 else 110.0
         for beta in BETAS:
             given = {"beta": beta}
-            yield Call(OP, {"self": np.array(special, dtype)}, given, label=f"special_{beta}-{dtype.name}")
+            special = functions_of_one_number.special(dtype)
+            yield Call(OP, {"self": special}, given, label=f"special_{beta}-{dtype.name}")
             range_ = np.linspace(-far, far, 4001) / abs(beta)
             yield Call(OP, {"self": range_.astype(dtype)}, given, label=f"range_{beta}-{dtype.name}")
         for threshold in (0.0, -2.0, 3.0, INF, -INF, NAN):
@@ -121,8 +110,8 @@ RECORD = Record(
     outputs={"out": like("self", limits=ROUNDED, portable_limits=PORTABLE)},
     attributes={"beta": Attribute(1.0, BETAS), "threshold": Attribute(20.0, (20.0, 0.7, INF))},
     oracle=oracle,
-    make=make,
-    forms=FORMS,
+    make=functions_of_one_number.make,
+    forms=functions_of_one_number.FORMS,
     calls=calls,
     worked=worked,
     slack=slack,

@@ -1,4 +1,4 @@
-"""What InplaceLog, InplaceSin and InplaceCos share: a record of a function of each element of `self`."""
+"""What ops of a function of each element of `self` share: shapes, and for InplaceLog, InplaceSin and InplaceCos all."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ FORMS: dict[str, Shape] = {
     "empty": (2, 0),
     "scalar": (),
 }
+
+
+def make(choice: Choice) -> dict[str, Array | None]:
+    return {"self": normal(choice.form, choice.dtype("self"), "self")}
+
+
+def special(dtype: DType) -> Array:
+    """NaN, infinities, zeros, and large and small numbers."""
+    numbers = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 3e4, -3e4]
+    return np.array([*numbers, float(ml_dtypes.finfo(dtype).smallest_subnormal)], dtype)
 
 
 def record(

@@ -89,6 +89,16 @@ def special(dtype: DType) -> dict[str, Array | None]:
     return {"grad_output": g, "self": x}
 
 
+def large_gradients(op: str, dtype: DType) -> Iterator[Call]:
+    """Gradients close to the largest number, times an exponential of `self` that falls below the smallest one."""
+    if dtype.itemsize < 4:
+        return
+    falling, far = np.linspace(-100, -1, 397).astype(dtype), np.array([-173.5, -120.0, -90.0, -87.5], dtype)
+    for label, x in (("most", falling), ("far", far)):
+        inputs = {"grad_output": np.full_like(x, np.finfo(dtype).max / 4), "self": x}
+        yield Call(op, inputs, label=f"{label}-{dtype.name}", careful=True)
+
+
 def worked(op: str, dtype: DType, expected: Sequence[float]) -> Iterator[Worked]:
     """A call of nine numbers with the attribute's default."""
     x = np.array([-INF, -2.0, -0.5, -0.25, -0.0, 0.0, 0.5, 0.75, INF], dtype)
