@@ -59,12 +59,6 @@ def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     return lambda: torch.nn.functional.silu(this)
 
 
-INPUT = accuracy.Operand(
-    accuracy.factors,
-    {"float16": (-20, 15), "bfloat16": (-20, 6.4), "float32": (-20, 6.4), "float64": (-20, 9.4)},
-)
-
-
 def exponent(call: Call, dtype: Reals) -> Array:
     """Of the smaller one of the exponential and its reciprocal, for negative self."""
     return np.minimum(real(call.given["self"], dtype), 0)
@@ -87,5 +81,5 @@ RECORD = Record(
     torch=torch_call,
     documented=(f"aclnn{OP}", "self / (1 + exp(-self))", "relative precision", "minus infinity", "NaN"),
     benchmarks=(Benchmark(lambda elements, dtype: Call(OP, {"self": normal((elements,), dtype, "x")})),),
-    accuracies=(accuracy.pointwise(OP, {"self": INPUT}, loss=False, exponent=exponent),),
+    accuracies=(accuracy.pointwise(OP, {"self": accuracy.EXPONENT}, loss=False, exponent=exponent),),
 )

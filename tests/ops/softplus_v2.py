@@ -90,12 +90,6 @@ def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any]:
     return lambda: torch.nn.functional.softplus(this, beta, threshold)
 
 
-INPUT = accuracy.Operand(
-    accuracy.factors,
-    {"float16": (-20, 15), "bfloat16": (-20, 6.4), "float32": (-20, 6.4), "float64": (-20, 9.4)},
-)
-
-
 def exponent(call: Call, dtype: Reals) -> Array:
     """Of the exponential, for negative self."""
     return np.minimum(real(call.given["self"], dtype), 0)
@@ -119,5 +113,5 @@ RECORD = Record(
     torch=torch_call,
     documented=("aclnnSoftplus", "log(1 + exp(t)) / beta", "relative precision", "threshold", "NaN", "logistic"),
     benchmarks=(Benchmark(lambda elements, dtype: Call(OP, {"self": normal((elements,), dtype, "x")})),),
-    accuracies=(accuracy.pointwise(OP, {"self": INPUT}, loss=False, exponent=exponent),),
+    accuracies=(accuracy.pointwise(OP, {"self": accuracy.EXPONENT}, loss=False, exponent=exponent),),
 )

@@ -7,6 +7,7 @@ from onnx_ops.ascend.records import (
     Correspondence,
     GeAttribute,
     GeOperator,
+    same,
 )
 
 ATTRIBUTES = {"beta": GeAttribute("Float", "beta"), "threshold": GeAttribute("Float", "threshold")}
@@ -15,20 +16,14 @@ CORRESPONDENCES = {
     "SoftplusV2": Correspondence(
         Aclnn(
             "Softplus",
-            {"self": "self", "beta": "beta", "threshold": "threshold", "out": "out"},
+            same("self", "beta", "threshold", "out"),
         ),
         GeOperator("SoftplusV2", {"x": "self"}, {"y": "out"}, ATTRIBUTES),
     ),
     "SoftplusBackward": Correspondence(
         Aclnn(
             "SoftplusBackward",
-            {
-                "gradOutput": "grad_output",
-                "self": "self",
-                "beta": "beta",
-                "threshold": "threshold",
-                "gradInput": "grad_input",
-            },
+            {"gradOutput": "grad_output", **same("self", "beta", "threshold"), "gradInput": "grad_input"},
             refused=("Shapes that differ.",),
         ),
         GeOperator(

@@ -70,10 +70,10 @@ ALWAYS_CURVED = 64.0
 
 
 @replaces(functional.softplus)
-def _softplus_without_gradient(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    """Of standard operators, as in an inference graph; 16-bit tensors are computed in float32."""
+def _softplus_function(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """Without a gradient, as in an inference graph, of standard operators; 16-bit tensors are computed in float32."""
     if input.requires_grad and torch.is_grad_enabled():
-        return NotImplemented
+        return aten.softplus(input, beta, threshold)
     x = input if input.dtype is torch.float64 else input.float()
     t = _times(x, beta)
     curved = t.relu() + log1p_of_fraction((-t.abs()).exp())
@@ -83,10 +83,8 @@ def _softplus_without_gradient(input: Tensor, beta: float = 1.0, threshold: floa
 
 
 @replaces(functional.logsigmoid)
-def _logsigmoid(input: Tensor) -> Any:
-    if input.requires_grad and torch.is_grad_enabled():
-        return aten.softplus(input, -1, ALWAYS_CURVED)
-    return _softplus_without_gradient(input, -1, ALWAYS_CURVED)
+def _logsigmoid(input: Tensor) -> Tensor:
+    return _softplus_function(input, -1, ALWAYS_CURVED)
 
 
 @decomposes(aten.log_sigmoid_forward.default)
@@ -151,8 +149,7 @@ def _activation(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 
 def _mish(input: Tensor) -> Tensor:
-    softplus = _softplus_without_gradient(input)
-    return input * (functional.softplus(input) if softplus is NotImplemented else softplus).tanh()
+    return input * _softplus_function(input).tanh()
 
 
 replaces(functional.mish)(_activation(_mish))

@@ -28,6 +28,8 @@ FACTORS = {"float16": (-24, 15), "bfloat16": (-40, 40), "float32": (-40, 40), "f
 OTHERS = (-4, 0)
 # The same of logits and log-probabilities x. Near the upper end exp(-x) is subnormal.
 LOGITS = {"float16": (-20, 15), "bfloat16": (-20, 6.6), "float32": (-20, 6.6), "float64": (-20, 9.5)}
+# The same of x where exp(x) is normal: in float32 down to -87, in float64 to -708.
+EXPONENTS = {"float16": (-20, 15), "bfloat16": (-20, 6.4), "float32": (-20, 6.4), "float64": (-20, 9.4)}
 STATISTICS = (-4, 4)
 LARGEST_LOG_PROBABILITY = 8.0
 SMALLEST_PROBABILITY = -20
@@ -69,6 +71,7 @@ class Operand:
 FACTOR = Operand(factors, FACTORS)
 POSITIVE = Operand(positive, FACTORS)
 LOGIT = Operand(factors, LOGITS)
+EXPONENT = Operand(factors, EXPONENTS)
 LOG_PROBABILITY = Operand(log_probabilities, LOGITS)
 PROBABILITY = Operand(probabilities, FACTORS)
 HARDSHRINK_INPUT = Operand(around_threshold, FACTORS)
