@@ -58,7 +58,7 @@ class Output:
     def numbers(self) -> Array:
         """The flat places of numbers of which half is clearly too far off, by size."""
         size = np.abs(self.expected).ravel()
-        found = np.flatnonzero(np.isfinite(self.actual.ravel()) & (size > 2 * self.beyond.ravel()))
+        found = np.flatnonzero(np.isfinite(self.actual.ravel()) & (size / 2 > self.beyond.ravel()))
         return found[np.argsort(size[found])]
 
     def with_value(self, place: int, value: float) -> Array:
