@@ -168,15 +168,6 @@ def test_dynamic_sizes_in_place_of_numbers(function: Callable[[torch.Tensor], to
         )
 
 
-def test_a_text_of_a_dynamic_size() -> None:
-    """Which another text would be of another size; that of an f-string has a name in place of the number."""
-    model = Model(lambda x: x * len("%d" % x.shape[0]))  # noqa: UP031
-    with pytest.raises(CaptureError, match=rf"makes the number 5 of it \({LINE}\): .*'%d' % where an f-string does"):
-        gradients(
-            model, lambda model, x: model(x).sum(), (torch.ones(5, 1, 3),), dynamic_shapes=({0: torch.export.Dim("N")},)
-        )
-
-
 def test_control_flow_on_dynamic_sizes() -> None:
     model = Model(lambda x: torch.ops.higher_order.cond(x.shape[0] > 3, torch.sin, torch.cos, (x,)))
     with pytest.raises(CaptureError, match=rf"the control flow operator cond {LINE} cannot be captured.*torch\.cond"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,36 +115,7 @@ def _to_bool(tensor: torch.Tensor) -> bool:
 READS: dict[Any, Callable[..., Any]] = {torch.Tensor.tolist: _to_list, torch.Tensor.__bool__: _to_bool}
 
 
-class _Texts:
-    """Texts of tensors without values, which are read where a text is a key of modules: `experts[f"expert_{i}"]`.
-
-    Most texts are those of messages that are not shown.
-    """
-
-    def __init__(self) -> None:
-        self._formatted: list[tuple[torch.Tensor, str]] = []
-
-    def of(self, tensor: torch.Tensor, spec: str = "") -> str:
-        """As Tensor.__format__."""
-        if tensor.dim() or not isinstance(tensor, FakeTensor) or tensor.constant is not None:
-            return torch.Tensor.__format__(tensor, spec)
-        self._formatted.append((tensor, spec))
-        return f"<number {len(self._formatted) - 1} of the data>"
-
-    def read(self, key: str) -> str:
-        """A key with the numbers, of which it is a condition that they are those of the example."""
-        return re.sub(r"<number (\d+) of the data>", lambda found: self._read(int(found[1])), key)
-
-    def _read(self, place: int) -> str:
-        tensor, spec = self._formatted[place]
-        return format(int(tensor.item()), spec)
-
-
 class _SingleReads(TorchFunctionMode):
-    def __init__(self, texts: _Texts) -> None:
-        super().__init__()
-        self._reads = READS | {torch.Tensor.__format__: texts.of}
-
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -153,27 +123,18 @@ class _SingleReads(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return self._reads.get(func, func)(*args, **(kwargs or {}))
+        return READS.get(func, func)(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
 def single_reads() -> Iterator[None]:
     """Functions of tensors that return numbers read them one by one, by operators; the numbers may be keys."""
-    texts, item = _Texts(), torch.nn.ModuleDict.__getitem__
     with (
-        _SingleReads(texts),
-        mock.patch.object(torch.nn.ModuleDict, "__getitem__", lambda modules, key: item(modules, texts.read(key))),
+        _SingleReads(),
         mock.patch.object(FakeTensor, "tolist", _to_list),
         mock.patch.object(torch.SymInt, "__hash__", _hash),
-        mock.patch.object(torch.SymInt, "__format__", _text),
-        mock.patch.object(torch.SymFloat, "__format__", _text),
     ):
         yield
-
-
-def _text(number: torch.SymInt | torch.SymFloat, spec: str) -> str:
-    """The text of a number that has no value, as of a loss that is printed."""
-    return str(number)
 
 
 _hash_of_size = torch.SymInt.__hash__

@@ -373,7 +373,7 @@ def _specialized(error: BaseException, where: Locations) -> str | None:
         return (
             f"{found[1]} is to be dynamic, but the model or loss makes the number {found[2]} of it"
             f"{_restricted(found[1], where)}: by range(), a list times it, a loop over the tensor, a number in view or"
-            " reshape, '%d' % where an f-string does, or a tensor of that size. Use x.shape[0] as it is, which math and"
+            " reshape, or a tensor of that size. Use x.shape[0] as it is, which math and"
             " NumPy take too, x.numel(), -1, torch.arange, and torch.vmap or operators on the whole tensor in place of"
             " a loop, or let dynamic_shapes not name it"
         )

@@ -81,6 +81,14 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
+def calling_frame() -> types.FrameType:
+    """The innermost running frame outside of this package's functions that stand for others in a trace."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(str(TRACES)) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
 def is_called_by_model() -> bool:
     """Whether a dynamic size is evaluated by code of a model or loss, not by that of PyTorch."""
     return not is_library(_evaluating_file())

@@ -505,14 +505,23 @@ def test_numbers_of_data_as_keys_and_in_lists() -> None:
     assert not run(x, torch.tensor([0, 1, 1, 1]))[1]
 
 
-def test_numbers_of_data_in_the_names_of_modules() -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        lambda label: f"expert_{label}",
+        lambda label: f"expert_{label.item()}",
+        lambda label: "expert_%d" % label,  # noqa: UP031
+        lambda label: "expert_%d" % label.item(),  # noqa: UP031
+    ],
+)
+def test_numbers_of_data_in_the_names_of_modules(name: Callable[[Tensor], str]) -> None:
     """As those of the experts in Switch Transformers; not in messages that are not shown."""
 
     def loss(model: nn.ModuleDict, x: Tensor, labels: Tensor) -> Tensor:
-        message = f"the last label is {labels[-1]}"
+        message = f"the last label is {labels[-1]}" + " of %d, %.1f%%" % (labels.max(), labels[-1])  # noqa: UP031
         if len(x) == 0:
             raise ValueError(message)
-        return torch.stack([model[f"expert_{label}"](x).square().sum() for label in labels[:2]]).sum()
+        return torch.stack([model[name(label)](x).square().sum() for label in labels[:2]]).sum()
 
     torch.manual_seed(0)
     model = nn.ModuleDict({f"expert_{i}": nn.Linear(2, 2) for i in range(3)})

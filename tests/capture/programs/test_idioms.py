@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import math
 from collections.abc import Callable
 
@@ -108,18 +109,29 @@ def test_anomaly_detection() -> None:
 
 
 def test_what_only_the_screen_shows() -> None:
-    """Ranges of a profiler, as in DataParallel, and formatted numbers."""
+    """Ranges of a profiler, as in DataParallel, and formatted numbers, also by `logging`."""
     shown: list[str] = []
+    logger = logging.getLogger("losses")
+    logger.addHandler(logging.NullHandler())
+    logger.setLevel(logging.INFO)
+    logger.addFilter(lambda record: bool(shown.append(record.getMessage())))
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         with torch.profiler.record_function("forward"):
             value = model(x).square().mean()
+        positive = (x > 0).sum()
         shown.append(f"{value:.3f} {value.item():.3f} {len(x):4d} {x.shape}")
+        shown.append("%.3f %.3f %d/%d" % (value, value.item(), positive.item(), x.numel()))  # noqa: UP031
+        shown.append("%.1f%%" % (100 * positive.item() / x.numel()) + " and %d" % positive)  # noqa: UP031
+        logger.info("%.3f in %d rows", value.item(), len(x))
         return value
 
     x = torch.randn(4, 3)
     gradients(nn.DataParallel(nn.Linear(3, 2)), loss, (x,), dynamic_shapes=({0: torch.export.Dim("N")},))
     assert len(shown[0].split(".")[1].split()[0]) == 3
+    value, _, share = shown[1].split()
+    assert shown[3] == f"{value} in 4 rows"
+    assert share == f"{shown[2].split()[-1]}/12"
 
 
 def test_distributions_check_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
