@@ -145,7 +145,7 @@ OF_RANGES = {torch.Tensor.__getitem__: 1, torch.Tensor.__setitem__: 1, torch.ten
 """Functions that take ranges, with the place of that argument."""
 TYPES = re.compile(r"\b(is|is not|dtype ?=) ?(int|float|range)\b|\b(to|type|astype)\((int|float)\)")
 """Code for which nothing but Python's types will do."""
-READS = {torch.Tensor.__int__: "int", torch.Tensor.__float__: "float"}
+NUMBERS: dict[Any, type] = {torch.Tensor.__int__: int, torch.Tensor.__float__: float}
 """And of a tensor."""
 
 
@@ -183,8 +183,9 @@ class Conversions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in READS and isinstance(args[0], FakeTensor):
-            self._note(sys._getframe(1), READS[func])
+        if func in NUMBERS and isinstance(args[0], FakeTensor):
+            self._note(sys._getframe(1), NUMBERS[func].__name__)
+            return NUMBERS[func](args[0].item())
         place = OF_RANGES.get(func)
         if place is not None and len(args) > place:
             args = (*args[:place], _of_tensors(args[place]), *args[place + 1 :])

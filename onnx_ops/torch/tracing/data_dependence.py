@@ -34,6 +34,7 @@ from onnx_ops.torch.operators.sizes_as_data import measured_size
 from onnx_ops.torch.tracing.certainty import linear
 from onnx_ops.torch.tracing.constants import depends_on_data
 from onnx_ops.torch.tracing.effects import Storages, storages, written_storages
+from onnx_ops.torch.tracing.example_numbers import ExampleNumbers
 from onnx_ops.torch.tracing.frames import Line, line_now, line_of_stack
 from onnx_ops.torch.tracing.modes import OperatorMode, leaves_of
 from onnx_ops.torch.tracing.size_tensors import SizeTensors
@@ -202,6 +203,7 @@ class DataDependence(OperatorMode):
         self._names: dict[sympy.Symbol, str] = {}
         self._offsets: set[sympy.Symbol] = set()
         self._of_sizes = SizeTensors()
+        self._of_example = ExampleNumbers(shapes)
         self._read_from: dict[int, tuple[torch.Tensor, int, Any]] = {}
         """The tensors whose numbers were read, by their ids, with their versions and numbers."""
 
@@ -220,6 +222,7 @@ class DataDependence(OperatorMode):
         if result is None:
             result = func(*args, **(kwargs or {}))
             self._of_sizes.note(func, args, kwargs or {}, result)
+            self._of_example.note(func, args, kwargs or {}, result)
         given = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, FakeTensor)]
         tracked = self._random or self._followed
         changed = storages(leaves_of(result)) | written_storages(func, args, kwargs or {}) if tracked else {}
@@ -235,7 +238,11 @@ class DataDependence(OperatorMode):
                 raise ExampleRequired
             known = self._example.of_calls.get(place, []) if follows and self._example else []
             call, self._calls[place] = self._calls[place], self._calls[place] + 1
-            values = known[call] if call < len(known) and len(known[call]) == len(numbers) else [None] * len(numbers)
+            values: Sequence[int | float | bool | None] = [None] * len(numbers)
+            if call < len(known) and len(known[call]) == len(numbers):
+                values = known[call]
+            elif func is READ and follows:
+                values = [self._of_example.number(args[0])]
             sources = [lambda: args[0]] if func is READ else _sources(result)
             for number, value, source in zip(numbers, values, sources, strict=True):
                 if isinstance(number, py_sym_types):

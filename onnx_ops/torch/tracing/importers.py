@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +26,11 @@ class Importers:
         self._count = 0
         self._users: list[dict[str, Any]] = []
         self._installed: list[dict[str, Any]] = []
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Those of the functions."""
+        return self._functions
 
     @contextlib.contextmanager
     def replaced(self, others: Mapping[str, Any]) -> Iterator[None]:

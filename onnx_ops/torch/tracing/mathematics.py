@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import sympy
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Proxy
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import IntTrueDiv
@@ -37,8 +39,9 @@ def symbolic_mathematics() -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.SymFloat, "__floordiv__", _floor_divided))
         for name in DIVISIONS:
             stack.enter_context(mock.patch.object(torch.SymInt, name, _of_a_divisor(getattr(torch.SymInt, name), name)))
-        own = {name: _of_sizes(getattr(math, name), function) for name, function in FUNCTIONS.items()}
-        stack.enter_context(_IMPORTERS.replaced(own))
+        for module, importers in ((math, _IMPORTERS), (np, _IMPORTERS_OF_NUMPY)):
+            own = {name: _of_sizes(getattr(module, name), FUNCTIONS[name]) for name in importers.names}
+            stack.enter_context(importers.replaced(own))
         yield
 
 
@@ -68,8 +71,9 @@ def _of_node(function: Callable[[Any], int]) -> Callable[[Any, torch.dtype], Any
 
 def _of_sizes(function: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def called(*args: Any) -> Any:
-        return (symbolic if any(isinstance(arg, SIZES) for arg in args) else function)(*args)
+    def called(*args: Any, **options: Any) -> Any:
+        numbers = [arg.item() if isinstance(arg, FakeTensor) else arg for arg in args]
+        return symbolic(*numbers) if any(isinstance(n, SIZES) for n in numbers) else function(*args, **options)
 
     return called
 
@@ -138,6 +142,7 @@ def _floor_divided(number: torch.SymFloat, divisor: Number) -> Any:
     return torch.sym_float(round((number - number % divisor) / divisor))
 
 
+PREDICATES = "isnan", "isinf", "isfinite"
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sqrt": _square_root,
     "log": _logarithm,
@@ -173,6 +178,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "fmod": _by_operator(torch.fmod),
     "copysign": _by_operator(torch.copysign),
     "ldexp": lambda size, exponent: size * 2.0 ** torch.sym_float(exponent),
+    **{name: _by_operator(getattr(torch, name)) for name in PREDICATES},
     "gcd": _of_all(torch.gcd),
     "lcm": _of_all(torch.lcm),
     "isqrt": lambda size: math.floor(torch._sym_sqrt(size)),
@@ -181,6 +187,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 _IMPORTERS = Importers({name: getattr(math, name) for name in FUNCTIONS})
+_IMPORTERS_OF_NUMPY = Importers({name: getattr(np, name) for name in PREDICATES})
 DIVISIONS = "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__"
 NUMPY = (
     *("sqrt", "cbrt", "log", "log2", "log10", "log1p", "exp", "exp2", "expm1", "fabs"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -536,6 +537,53 @@ def test_numbers_of_data_in_the_names_of_modules(name: Callable[[Tensor], str]) 
         assert holds.all() == expected
         if expected:
             assert value == pytest.approx(loss(model, example[0], torch.tensor(labels)).item(), rel=1e-5)
+
+
+PREDICATES: dict[str, Callable[[Tensor], Any]] = {
+    "math.isnan of a number": lambda scale: not math.isnan(scale.item()),
+    "math.isfinite of a tensor": lambda scale: math.isfinite(scale),
+    "math.isinf of a sum": lambda scale: not math.isinf(scale.item() + 1.0) and not math.isnan(scale),
+    "numpy.isnan of a number": lambda scale: not np.any(np.isnan(scale.item())),
+    "math.erf of a number": lambda scale: math.erf(scale.item()) < 0.9,
+    "math.exp of a tensor": lambda scale: math.exp(scale) < 9,
+}
+
+
+@pytest.mark.parametrize("holds", PREDICATES.values(), ids=PREDICATES)
+def test_functions_of_numbers_as_conditions(holds: Callable[[Tensor], Any]) -> None:
+    def loss(model: nn.Module, x: Tensor, scale: Tensor) -> Tensor:
+        if not holds(scale):
+            return model(x).sum()
+        return model(x).square().mean() * scale
+
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    with pytest.raises(CaptureError, match=r"decides by the numbers.*test_conditions\.py, line \d+.*specialize"):
+        gradients(model, loss, (x, torch.tensor(0.5)))
+    step = gradients(model, loss, (x, torch.tensor(0.5)), specialize=True)
+    session = InferenceSession(step.model)
+    for scale in (0.5, -2.0, 0.7, math.nan, math.inf):
+        given = {"x": x.numpy(), "scale": np.array(scale, np.float32)}
+        value, conditions = session.run(["loss", "condition.holds"], step.state | given)
+        assert conditions.all() == holds(torch.tensor(scale))
+        if math.isfinite(scale):
+            assert value == pytest.approx(loss(model, x, torch.tensor(scale)).item(), rel=1e-5)
+
+
+def test_functions_of_tensors_are_numbers() -> None:
+    """A temperature that is learnt, as `math.exp(self.scale)`, has no gradient in PyTorch."""
+
+    def loss(model: nn.Module, x: Tensor, scale: Tensor) -> Tensor:
+        return (model(x) * math.exp(scale) + math.sqrt(scale)).square().mean() / float(scale)
+
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    step = gradients(model, loss, (x, torch.tensor(0.5)))
+    session = InferenceSession(step.model)
+    for scale in (0.5, 2.0):
+        given = {"x": x.numpy(), "scale": np.array(scale, np.float32)}
+        (value,) = session.run(["loss"], step.state | given)
+        assert value == pytest.approx(loss(model, x, torch.tensor(scale)).item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("keep_previous", [False, True])
