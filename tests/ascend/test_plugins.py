@@ -50,6 +50,8 @@ PARSED = {
     "HardsigmoidBackward g x | y |": "HardSigmoidGrad()",
     "HardswishBackwardV2 g x | y |": "HardSwishGradV2()",
     "InplaceLog x | y |": "Log()",
+    "Lgamma x | y |": "Lgamma()",
+    "Digamma x | y |": "Digamma()",
     "InplaceSin x | y |": "Sin()",
     "InplaceCos x | y |": "Cos()",
     "Silu x | y |": "Swish()",

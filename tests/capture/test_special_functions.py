@@ -111,6 +111,37 @@ def test_values(dtype: torch.dtype) -> None:
             np.testing.assert_allclose(found[name], wanted, rtol=tolerance, atol=4 * eps, err_msg=name)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_gamma_functions_are_by_op(dtype: torch.dtype) -> None:
+    """With their gradients, of negative numbers too; of integers they are float32."""
+
+    def loss(model: nn.Linear, x: Tensor, counts: Tensor) -> dict[str, Tensor]:
+        hidden = model(x)
+        total = torch.lgamma(hidden) + torch.digamma(hidden.square() + 0.1) + special.multigammaln(hidden.exp() + 1, 2)
+        return {"loss": total.sum(), "of_counts": torch.lgamma(counts) + torch.digamma(counts)}
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).to(dtype)
+    counts = torch.tensor([1, 2, 5, 60])
+    example = torch.randn(4, 3, dtype=dtype), counts
+    capture = gradients(model, loss, example, dynamic_shapes=({0: Dim("rows")}, None))
+    ops = [node.op_type for node in capture.model.graph.node if node.domain == "aclnn"]
+    assert ops.count("Lgamma") >= 3
+    assert ops.count("Digamma") >= 4
+    if dtype is torch.bfloat16:
+        return  # compared by the capture
+    x = 3 * torch.randn(50, 3, dtype=dtype)
+    wanted = loss(model, x, counts)
+    slopes = torch.autograd.grad(wanted["loss"], list(model.parameters()))
+    names = ["of_counts", "grad.weight", "grad.bias"]
+    session = onnx_ops.InferenceSession(capture.model)
+    found = session.run(names, capture.state | {"x": x.numpy(), "counts": counts.numpy()})
+    for got, tensor in zip(found, (wanted["of_counts"], *slopes), strict=True):
+        # PyTorch's float32 digamma and its gradient lose digits at negative numbers.
+        tolerance = 1e-4 if tensor.dtype is torch.float32 else 1e-10
+        np.testing.assert_allclose(got, tensor.detach().numpy(), rtol=tolerance, atol=tolerance)
+
+
 def test_slopes_of_sinc_near_0() -> None:
     """By their series; PyTorch's are rounding errors of up to 1e-4, and 0 below 1e-19."""
     x = torch.tensor([1e-42, 1e-30, 1e-19, 1e-10, 1e-5, 1e-3, 2.9e-3, 3.3e-3, -0.5, 0.0])

@@ -50,6 +50,8 @@ REUSED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "RmsNormGrad": {"dx": ["dy", "x"]},
     "RotaryPositionEmbedding": {"y": ["x"]},
     "RotaryPositionEmbeddingGrad": {"dx": ["dy", "x"]},
+    "Digamma": {"out": ["self"]},
+    "Lgamma": {"out": ["self"]},
     "InplaceLog": {"out": ["self"]},
     "InplaceSin": {"out": ["self"]},
     "InplaceCos": {"out": ["self"]},

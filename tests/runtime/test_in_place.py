@@ -58,6 +58,8 @@ IN_PLACE: Mapping[str, tuple[Mapping[str, str], ...]] = {
     "RmsNormGrad": ({"dx": "dy"}, {"dx": "x"}),
     "RotaryPositionEmbedding": ({"y": "x"},),
     "RotaryPositionEmbeddingGrad": ({"dx": "dy"}, {"dx": "x"}),
+    "Digamma": ({"out": "self"},),
+    "Lgamma": ({"out": "self"},),
     "InplaceLog": ({"out": "self"},),
     "InplaceSin": ({"out": "self"},),
     "InplaceCos": ({"out": "self"},),

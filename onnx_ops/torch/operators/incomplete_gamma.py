@@ -8,11 +8,11 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from onnx_ops.ops.gamma_series import FAR, LOG_GAMMA_TERMS
 from onnx_ops.torch.base.custom_ops import custom_operator
 from onnx_ops.torch.base.loops import loop
 from onnx_ops.torch.base.nodes import Value, double, integer, op
 from onnx_ops.torch.base.table import decomposes
-from onnx_ops.torch.operators.gamma_functions import EVEN, FAR, log_gamma_of_positive
 from onnx_ops.torch.operators.polynomials import in_float64, polynomial
 
 aten = torch.ops.aten
@@ -85,11 +85,9 @@ def _regularized(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     shape, bound = torch.where(inside, a, 1.0), torch.where(inside, x, 1.0)
     relative = (bound - shape) / shape
     inverse = shape.reciprocal()
-    stirling = inverse * polynomial(
-        inverse * inverse, [float(b / (2 * k * (2 * k - 1))) for k, b in enumerate(EVEN, 1)]
-    )
+    stirling = inverse * polynomial(inverse * inverse, list(LOG_GAMMA_TERMS))
     far = shape * (relative.log1p() - relative) - (2 * math.pi * shape).log() / 2 - stirling
-    near = torch.xlogy(shape, bound) - bound - log_gamma_of_positive(shape + 1)
+    near = torch.xlogy(shape, bound) - bound - aten.lgamma(shape + 1)
     product = torch.where(shape >= FAR, far, near).exp() * expansion(shape, bound)
     is_lower = bound < shape + 1
     found = torch.where(is_lower, product, shape * product)

@@ -1,4 +1,4 @@
-"""What ops of a function of each element of `self` share: shapes, and for InplaceLog, InplaceSin and InplaceCos all."""
+"""What ops of a function of each element of `self` share: shapes, and where there is no attribute the whole record."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def record(
     operand: accuracy.Operand,
     limits: Limits,
     portable_limits: Limits,
-    slack: Callable[[Array, DType], Array],
+    slack: Callable[[Array, DType, bool], Array],
     documented: tuple[str, ...],
 ) -> Record:
     """The record of an op with one input and one output.
 
     Args:
-        op: the op_type: Inplace and the name of the function of torch.
+        op: the op_type: the name of the function of torch, perhaps after Inplace.
         oracle: the function in long double.
         values: what becomes of normal numbers, as arguments.
         special: arguments with results of their own kind.
@@ -67,7 +67,7 @@ def record(
         by_hand: results by argument.
         operand: the arguments of the table of accuracy.
         limits, portable_limits: the largest errors of kernel and function body.
-        slack: what a function body may be off by, of arguments and the dtype of the result.
+        slack: what a result may be off by besides, of arguments, its dtype, and whether it is that of a function body.
         documented: what the documentation has.
     """
 
@@ -111,7 +111,7 @@ def record(
         forms=FORMS,
         calls=calls,
         worked=worked,
-        slack=lambda call, output, dtype, portable: slack(call.given["self"], dtype) if portable else 0.0,
+        slack=lambda call, output, dtype, portable: slack(call.given["self"], dtype, portable),
         large=large,
         torch=torch_call,
         documented=(f"aclnn{name}", *documented),

@@ -1,0 +1,1 @@
+"""The logarithm of the gamma function, and its derivative."""
