@@ -137,8 +137,8 @@ def test_gamma_functions_are_by_op(dtype: torch.dtype) -> None:
     session = onnx_ops.InferenceSession(capture.model)
     found = session.run(names, capture.state | {"x": x.numpy(), "counts": counts.numpy()})
     for got, tensor in zip(found, (wanted["of_counts"], *slopes), strict=True):
-        # PyTorch's float32 digamma and its gradient lose digits at negative numbers.
-        tolerance = 1e-4 if tensor.dtype is torch.float32 else 1e-10
+        # PyTorch's float32 digamma loses digits at negative numbers, and its float64 trigamma is off by 5e-10.
+        tolerance = 1e-4 if tensor.dtype is torch.float32 else 1e-8
         np.testing.assert_allclose(got, tensor.detach().numpy(), rtol=tolerance, atol=tolerance)
 
 
