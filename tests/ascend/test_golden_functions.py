@@ -67,6 +67,7 @@ def elementwise(dtype: npt.DTypeLike) -> Iterator[Golden]:
         yield "hard_shrink_grad", [grad, x], {"lambd": lambd}, reference("HardshrinkBackward", grad, x, lambd=lambd)
     yield "hard_shrink_grad", [grad, x], {}, reference("HardshrinkBackward", grad, x)
     yield "log", [abs(x)], {}, reference("InplaceLog", abs(x))
+    yield "sort", [x], {"axis": 0, "descending": True}, reference("Sort", x, dim=0, descending=1)
     yield "lgamma", [x], {}, reference("Lgamma", x)
     yield "digamma", [x], {}, reference("Digamma", x)
     yield "sin", [x], {}, reference("InplaceSin", x)

@@ -51,6 +51,7 @@ PARSED = {
     "HardswishBackwardV2 g x | y |": "HardSwishGradV2()",
     "InplaceLog x | y |": "Log()",
     "Lgamma x | y |": "Lgamma()",
+    "Sort x | v i | dim:i=1 descending:i=1": "Sort(axis=1 descending=true)",
     "Digamma x | y |": "Digamma()",
     "InplaceSin x | y |": "Sin()",
     "InplaceCos x | y |": "Cos()",

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from onnx.defs import OpSchema
-
-from onnx_ops.core.call import Call
-from onnx_ops.core.schema import attribute
-from onnx_ops.core.types import Shape
 from onnx_ops.loops.memory import LANES, item_size, read_row, record_at, size_of, tail, write_row
 from onnx_ops.loops.primitives import Array, ceil_divide, helper
 from onnx_ops.loops.records import KERNEL, Job, attribute_record, record_of
 from onnx_ops.loops.shapes import give_shape, volume
+from onnx_ops.ops.axes import axis_attributes
 
 WORK = 1 << 15
 """Approximate number of elements per task."""
@@ -41,26 +37,7 @@ class Vectors(Protocol):
 LAYOUT = record_of(Vectors)
 
 
-def axis_attributes() -> list[OpSchema.Attribute]:
-    return [attribute("dim", -1, "The axis; a negative one counts from the end.")]
-
-
 ATTRIBUTES = attribute_record(axis_attributes())
-
-
-def check_axis(call: Call, *names: str) -> Shape | None:
-    """The common shape of inputs, None if unknown; OpError for shapes that differ and an axis that they do not have."""
-    known = next((shape for name in names if (shape := call.shape(name)) is not None), None)
-    if known is None:
-        return None
-    rank, dim = len(known), call.attributes["dim"]
-    if rank == 0:
-        raise call.shape_error(names[0], "at least 1 dimension")
-    if not -rank <= dim < rank:
-        raise call.error(f"attribute 'dim' is {dim}, expected a number of at least {-rank}, at most {rank - 1}")
-    for name in names[1:]:
-        call.same_shape(name, call.shape(names[0]), f"the shape of '{names[0]}'")
-    return known
 
 
 @helper

@@ -32,12 +32,11 @@ from onnx_ops.loops.memory import (
 from onnx_ops.loops.primitives import Array, Number, add_any_order, helper, like
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
 from onnx_ops.loops.shapes import same_shape
+from onnx_ops.ops.axes import axis_attributes, check_axis
 from onnx_ops.ops.references import rounded
 from onnx_ops.ops.softmax._vectors import (
     LAYOUT,
     Vectors,
-    axis_attributes,
-    check_axis,
     place_of,
     write_vectors,
 )

@@ -28,12 +28,11 @@ from onnx_ops.loops.memory import (
 from onnx_ops.loops.primitives import Floating, add_any_order, exp_of_difference, like
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
 from onnx_ops.loops.tiles import divide_by_lane, largest, largest_by_lane, subtract_by_lane, sum_by_lane
+from onnx_ops.ops.axes import axis_attributes, check_axis
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.references import rounded
 from onnx_ops.ops.softmax._vectors import (
     LAYOUT,
-    axis_attributes,
-    check_axis,
     find_vectors,
     place_of,
     read_rows,

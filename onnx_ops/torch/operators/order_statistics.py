@@ -23,23 +23,32 @@ def _kthvalue(input: Tensor, k: Size, dim: int = -1, keepdim: bool = False) -> A
     if input.is_floating_point():
         place = _selected(input, k, dim)
         found = input.gather(dim, place), place
-        return kthvalue(found if keepdim else tuple(part.squeeze(dim) for part in found))
-    values, indices = input.sort(dim)
-    if is_symbolic(k):
-        place = torch.full((1,), k - 1, dtype=torch.int64, device=input.device)
-        found = values.index_select(dim, place), indices.index_select(dim, place)
     else:
-        found = values.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1)
+        values, indices = input.sort(dim)
+        found = _at(values, k, dim), _at(indices, k, dim)
     return kthvalue(found if keepdim else tuple(part.squeeze(dim) for part in found))
 
 
+def _at(ordered: Tensor, k: Size, dim: int) -> Tensor:
+    """The k-th element along an axis."""
+    if is_symbolic(k):
+        return ordered.index_select(dim, torch.full((1,), k - 1, dtype=torch.int64, device=ordered.device))
+    return ordered.narrow(dim, k - 1, 1)
+
+
+SORTED, LONG = 16, 1 << 12
+"""A sort is faster than the selection of more than one in SORTED elements, if there are no more than LONG."""
+
+
 def _selected(input: Tensor, k: Size, dim: int) -> Tensor:
-    """The index of the k-th smallest element, which takes less time than a sort.
+    """The index of the k-th smallest element.
 
     It is the last of the elements that are not larger, or the first of those that are not smaller, if these are fewer.
     """
     size = input.shape[dim]
-    upper = not is_symbolic(size) and not is_symbolic(k) and 2 * k > size + 1
+    if is_symbolic(k) or (not is_symbolic(size) and LONG >= size < SORTED * min(k, size - k + 1)):
+        return _at(input.detach().sort(dim).indices, k, dim)
+    upper = not is_symbolic(size) and 2 * k > size + 1
     some = input.detach().topk(size - k + 1 if upper else k, dim, largest=upper, sorted=False)
     last = some.values.argmin(dim, keepdim=True) if upper else some.values.argmax(dim, keepdim=True)
     return some.indices.gather(dim, last)
