@@ -250,7 +250,7 @@ def kernel(call: Call) -> Tasks:
 
 
 def body(b: Body) -> None:
-    """TopK keeps the order of equal elements; where ONNX leaves NaN is not said, so another one brings them to the end."""
+    """TopK keeps the order of equal elements. ONNX does not say where it has NaN, so another one orders these."""
     x = b.load("self")
     axis, largest = Reference("dim", AttributeProto.INT), Reference("descending", AttributeProto.INT)
     size = b.op("Gather", b.op("Shape", x), b.op("Reshape", b.value_of("dim"), [1]), name="size")
