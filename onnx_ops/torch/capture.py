@@ -37,6 +37,7 @@ from onnx_ops.torch.rewriting.elementary_functions import functions_by_op
 from onnx_ops.torch.rewriting.renormalizing import renormalize
 from onnx_ops.torch.rewriting.selecting import select_by_op
 from onnx_ops.torch.rewriting.silus import silus_by_op
+from onnx_ops.torch.rewriting.sorting import sorts_by_op
 from onnx_ops.torch.steps.averaging import Averaging
 from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.loss_scaling import LossScaling
@@ -343,6 +344,7 @@ def _attempted(
     select_by_op(exported)
     silus_by_op(exported)
     functions_by_op(exported)
+    sorts_by_op(exported)
     renormalize(exported)
     progress.ended("translation to ONNX")
     ranges = tuple(found for found in traced.ranges if found.input in joint.arguments)

@@ -14,9 +14,11 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNod
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 from torch.types import py_sym_types
 
+from onnx_ops.core.domain import DOMAIN
 from onnx_ops.core.step_format import SEED
 from onnx_ops.core.version import __version__
 from onnx_ops.graph.neutral import protect_constants
+from onnx_ops.linking.inlining import inline
 from onnx_ops.torch.base.arguments import leaves, tensors
 from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
@@ -227,6 +229,8 @@ class Forward:
                 verify(values, run())
         _fail_at_one(graph, _refused_at_one(traced, graph, values, arguments, run, verify))
         verify = None
+        exported = _in_standard_operators(exported)
+        graph = exported.graph
         for value in [value for value in graph.inputs if value.name not in arguments]:
             graph.inputs.remove(value)
             make_constant(graph, value, values[value.name or ""])
@@ -234,6 +238,13 @@ class Forward:
         for value in graph.initializers.values():  # onnxscript's rewrite rules keep the last graph, and its constants
             value.const_value = None
         return proto
+
+
+def _in_standard_operators(model: ir.Model) -> ir.Model:
+    """A model with the function bodies in place of the nodes of ops, as of losses that are part of a forward pass."""
+    if all(node.domain != DOMAIN for node in model.graph.all_nodes()):
+        return model
+    return ir.from_proto(inline(model_proto(model)))
 
 
 def make_constant(graph: ir.Graph, value: ir.Value, tensor: torch.Tensor) -> None:

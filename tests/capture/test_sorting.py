@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 import torch
 from captures import gradients
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import onnx_ops
+import onnx_ops.torch
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,37 @@ def test_sorted_elements_and_their_gradients(function: Callable[[Tensor], Tensor
             tolerance = 2e-4 if dtype is torch.float32 else 1e-12
             scale = float(tensor.abs().max())
             np.testing.assert_allclose(array, tensor.numpy(), rtol=tolerance, atol=tolerance * scale)
+
+
+def test_inference_graphs_have_standard_operators_only() -> None:
+    """Those of Sort, and the function bodies of ops that have no standard operator."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.layer(x)
+            return hidden.sort(-1, descending=True).values + torch.lgamma(hidden.exp()) + torch.digamma(hidden.exp())
+
+    torch.manual_seed(0)
+    model = Network()
+    rows = {0: Dim("rows")}
+    capture = onnx_ops.torch.gradients(model, loss, (torch.randn(3, 4),), dynamic_shapes=(rows,))
+    assert {node.op_type for node in capture.model.graph.node if node.domain} >= {"Sort", "Lgamma", "Digamma"}
+    assert capture.inference is not None
+    nodes = capture.inference.graph.node
+    assert {node.domain for node in nodes} == {""}
+    assert [node.op_type for node in nodes].count("TopK") == 1
+    assert not capture.inference.functions
+    x = torch.randn(5, 4)
+    (found,) = ort.InferenceSession(capture.inference.SerializeToString()).run(None, {"x": x.numpy()})
+    # Float32 results of the bodies are rounded once.
+    np.testing.assert_allclose(found, model(x).detach().numpy(), rtol=2e-6, atol=2e-6)
 
 
 def test_order_of_nan_and_of_equal_elements() -> None:

@@ -15,7 +15,7 @@ from torch.autograd.function import FunctionCtx
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
 from onnx_ops.core.reduction import Reduction
-from onnx_ops.torch.base.nodes import Value, aclnn, integers, is_standard, may_have, number, op
+from onnx_ops.torch.base.nodes import Value, integers, is_standard, may_have, number, op
 from onnx_ops.torch.base.requirements import require_elements
 from onnx_ops.torch.base.second_derivatives import gradients_of
 from onnx_ops.torch.base.sizes import Size, may_be_empty, may_be_zero
@@ -274,12 +274,11 @@ for _name, _whole, _several, _one, _index in (
 
 @translates(aten.sort.default, aten.sort.stable)
 def _sort(x: Value, dim: int = -1, descending: bool = False, stable: bool = True) -> tuple[Value, Value]:
-    """Of integers by TopK, which keeps the order of equal elements."""
+    """TopK keeps the order of equal elements."""
     if len(x.shape) == 0:
         return op.Identity(x), op.Constant(value_int=0)
-    if x.dtype.is_floating_point():
-        return aclnn.Sort(x, dim=dim, descending=int(descending))
-    size = op.Gather(op.Shape(x), integers([dim]), axis=0)
+    axis = dim % len(x.shape)
+    size = op.Shape(x, start=axis, end=axis + 1)
     ordered = op.Cast(x, to=ir.DataType.UINT8) if x.dtype == ir.DataType.BOOL else x
     values, indices = op.TopK(ordered, size, axis=dim, largest=int(descending))
     return (values if ordered is x else op.Cast(values, to=ir.DataType.BOOL)), indices

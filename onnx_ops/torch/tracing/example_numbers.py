@@ -36,7 +36,7 @@ class ExampleNumbers:
 
     def note(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: object) -> None:
         """Note the number in the result of an operator, if those of its arguments are known."""
-        if not isinstance(result, torch.Tensor) or result.dim():
+        if not isinstance(result, torch.Tensor) or result.dim() or torch.Tag.nondeterministic_seeded in func.tags:
             return
         given = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, (torch.Tensor, *py_sym_types))]
         if not given or any(self._value(leaf) is None for leaf in given):
