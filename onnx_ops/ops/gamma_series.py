@@ -67,7 +67,7 @@ def product_of_seven(z: Any) -> Any:
 def inverses_of_seven(z: Any) -> Any:
     """1 / z + 1 / (z + 1) + ... + 1 / (z + 6)."""
     u, middle = z * (z + 6.0), z + 3.0
-    return middle * (u * (u * 3.0 + 26.0) + 40.0) * 2.0 / (u * (u + 5.0) * (u + 8.0)) + 1.0 / middle
+    return middle * (u * (u * 6.0 + 52.0) + 80.0) / (u * (u + 5.0) * (u + 8.0)) + 1.0 / middle
 
 
 @inlined

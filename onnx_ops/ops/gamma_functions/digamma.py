@@ -141,13 +141,15 @@ def body(b: Body) -> None:
     w = b.op("Where", near, z + SHIFT, z, name="w")
     total = b.op("Where", near, inverses_of_seven(z), 0.0, name="total")
     found = asymptotic_digamma(b.op("Log", w), b.op("Reciprocal", w), PORTABLE_TERMS) - total
-    angle = ((z - b.op("Round", z)) * math.pi).named("angle")
-    cotangent = b.op("Cos", angle) / b.op("Sin", angle)
-    inverse = b.op("Reciprocal", x, name="inverse")
-    reflected = found - inverse + cotangent * math.pi
-    reflected = b.op("Where", b.op("Equal", angle, 0.0), math.nan, reflected, name="reflected")
+    distance = (z - b.op("Round", z)).named("distance")
+    # The cosine, of which onnxruntime 1.23 has no double, as a sine.
+    cosine = b.op("Sin", (b.op("Abs", distance) - 0.5) * -math.pi, name="cosine")
+    cotangent = cosine / b.op("Sin", distance * math.pi)
+    negative = b.op("Div", -1.0, x, name="negative")
+    reflected = found + negative + cotangent * math.pi
+    reflected = b.op("Where", b.op("Equal", distance, 0.0), math.nan, reflected, name="reflected")
     found = b.op("Where", x.less(0.0), reflected, found)
-    b.store("out", b.op("Where", b.op("Equal", x, 0.0), -inverse, found, name="digamma"), "self")
+    b.store("out", b.op("Where", b.op("Equal", x, 0.0), negative, found, name="digamma"), "self")
 
 
 EULER = 0.5772156649015329

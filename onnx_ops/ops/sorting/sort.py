@@ -253,15 +253,20 @@ def body(b: Body) -> None:
     """TopK keeps the order of equal elements. ONNX does not say where it has NaN, so another one orders these."""
     x = b.load("self")
     axis, largest = Reference("dim", AttributeProto.INT), Reference("descending", AttributeProto.INT)
-    size = b.op("Gather", b.op("Shape", x), b.op("Reshape", b.value_of("dim"), [1]), name="size")
+    shape = b.op("Shape", x, name="shape")
+    size = b.op("Gather", shape, b.op("Reshape", b.value_of("dim"), [1]), name="size")
+    # TopK of onnxruntime 1.23 divides by the number of vectors.
+    size = b.op("Where", b.op("Equal", b.op("Size", x), 0), 0, size, name="count")
     is_nan = b.op("IsNaN", x, name="is_nan")
     numbers = b.op("Where", is_nan, np.inf, x, name="numbers")
     _, order = b.several("TopK", numbers, size, names=("in_order", "order"), axis=axis, largest=largest)
     last = b.op("GatherElements", is_nan.cast(TensorProto.FLOAT), order, name="last", axis=axis)
     _, moved = b.several("TopK", last, size, names=("flags", "moved"), axis=axis, largest=largest)
     ordered = b.op("GatherElements", x, order, name="ordered", axis=axis)
-    b.store("values", b.op("GatherElements", ordered, moved, axis=axis), "self")
-    b.give("indices", b.op("GatherElements", order, moved, axis=axis))
+    values = b.op("GatherElements", ordered, moved, axis=axis)
+    indices = b.op("GatherElements", order, moved, axis=axis)
+    b.store("values", b.op("Reshape", values, shape, allowzero=1), "self")
+    b.give("indices", b.op("Reshape", indices, shape, allowzero=1))
 
 
 OP = Op(

@@ -23,8 +23,11 @@ def _cotangent_nodes(x: Value) -> Value:
     """They run in a step with negative numbers only."""
 
     def computed() -> Sequence[Value]:
-        angle = op.Mul(op.Sub(x, op.Round(x)), double(math.pi))
-        return [op.Where(op.Equal(angle, double(0.0)), double(math.nan), op.Div(op.Cos(angle), op.Sin(angle)))]
+        distance = op.Sub(x, op.Round(x))
+        # The cosine, of which onnxruntime 1.23 has no double, as a sine.
+        cosine = op.Sin(op.Mul(op.Sub(op.Abs(distance), double(0.5)), double(-math.pi)))
+        found = op.Div(cosine, op.Sin(op.Mul(distance, double(math.pi))))
+        return [op.Where(op.Equal(distance, double(0.0)), double(math.nan), found)]
 
     (found,) = branch(f"{x.name}_cotangent", any_of(op.Less(x, double(0.0))), computed, lambda: [x])
     return found
