@@ -113,7 +113,18 @@ def _to_bool(tensor: torch.Tensor) -> bool:
     return bool((tensor if tensor.dtype is torch.bool else tensor != 0).item())
 
 
-READS: dict[Any, Callable[..., Any]] = {torch.Tensor.tolist: _to_list, torch.Tensor.__bool__: _to_bool}
+def _to_text(tensor: torch.Tensor, spec: str = "") -> str:
+    """As Tensor.__format__."""
+    if tensor.dim() or not isinstance(tensor, FakeTensor) or tensor.constant is not None:
+        return torch.Tensor.__format__(tensor, spec)
+    return format(tensor.item(), spec)
+
+
+READS: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.tolist: _to_list,
+    torch.Tensor.__bool__: _to_bool,
+    torch.Tensor.__format__: _to_text,
+}
 
 
 class _SingleReads(TorchFunctionMode):

@@ -82,7 +82,7 @@ def warn(message: str) -> None:
 
 
 def calling_frame() -> types.FrameType:
-    """The innermost running frame outside of this package's functions that stand for others in a trace."""
+    """The innermost running frame of code outside this folder, whose functions replace others in a trace."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(str(TRACES)) and frame.f_back is not None:
         frame = frame.f_back

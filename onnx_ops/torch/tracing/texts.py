@@ -1,4 +1,4 @@
-"""Texts of numbers and tensors that have no values in a trace, as of a loss that is printed or logged."""
+"""Texts of numbers that have no values in a trace, as of a loss that is printed or logged."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import linecache
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 from unittest import mock
 
 import sympy
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.overrides import TorchFunctionMode
-from torch.types import py_sym_types
 
 from onnx_ops.torch.tracing.frames import calling_frame
 
@@ -28,76 +25,60 @@ METHODS = (
     *((torch.SymFloat, name) for name in ("__int__", "__float__")),
 )
 """What % calls of a number that it formats."""
-OF_TENSORS = torch.Tensor.__format__, torch.Tensor.__int__, torch.Tensor.__float__
 FIRST = 10**18
-"""The first of the integers that stand for numbers in a text, at which no key, size or index is found by accident."""
+"""The first of the placeholders for integers in texts, too large to be a key, size or index."""
 PLACES = re.compile(rf"<number (\d+) of the data>|{FIRST // 10**6}(\d{{6}})")
 
 
-class Texts(TorchFunctionMode):
-    """A mode in which tensors and numbers without values have texts.
+@contextlib.contextmanager
+def symbolic_texts() -> Iterator[None]:
+    """A context in which numbers without values have texts.
 
     Most are those of messages that are not shown. They may be keys of modules too, as `experts[f"expert_{i}"]`, and are
     then read: that the numbers are those of the example is a condition.
     """
+    texts, modules = _Texts(), torch.nn.ModuleDict
+    item = modules.__getitem__
+    patched: list[tuple[type, str, Callable[..., Any]]] = [
+        (modules, "__getitem__", lambda modules, key: item(modules, texts.read(key))),
+        (torch.SymInt, "__format__", lambda number, spec: texts.of_integer(number, spec)),
+        (torch.SymFloat, "__format__", lambda number, spec: str(number)),
+        *((kind, name, texts.converting(getattr(kind, name))) for kind, name in METHODS),
+    ]
+    with contextlib.ExitStack() as stack:
+        for kind, name, method in patched:
+            stack.enter_context(mock.patch.object(kind, name, method))
+        yield
+
+
+class _Texts:
+    """The numbers that texts have placeholders for."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._numbers: dict[tuple[sympy.Expr, str], torch.SymInt | torch.SymFloat] = {}
-        self._context = contextlib.ExitStack()
 
-    def __enter__(self) -> Any:
-        modules = torch.nn.ModuleDict
-        item = modules.__getitem__
-        patched: list[tuple[type, str, Callable[..., Any]]] = [
-            (modules, "__getitem__", lambda modules, key: item(modules, self._read(key))),
-            (torch.SymInt, "__format__", lambda number, spec: self._formatted(number, spec)),
-            (torch.SymFloat, "__format__", lambda number, spec: str(number)),
-            *((kind, name, self._converting(getattr(kind, name))) for kind, name in METHODS),
-        ]
-        for kind, name, method in patched:
-            self._context.enter_context(mock.patch.object(kind, name, method))
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._context.close()
-        super().__exit__(*error)
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func in OF_TENSORS and isinstance(args[0], FakeTensor) and args[0].constant is None and not args[0].dim():
-            if func is torch.Tensor.__format__:
-                return format(args[0].item(), *args[1:])
-            if formats_text(calling_frame()) and isinstance(number := args[0].item(), py_sym_types):
-                return self._number(number, func.__name__)
-        return func(*args, **(kwargs or {}))
-
-    def _formatted(self, number: torch.SymInt, spec: str) -> str:
+    def of_integer(self, number: torch.SymInt, spec: str) -> str:
         return f"<number {self._place(number, spec)} of the data>" if free_unbacked_symbols(number) else str(number)
 
-    def _converting(self, method: Callable[[Any], int | float]) -> Callable[[Any], int | float]:
+    def converting(self, method: Callable[[Any], int | float]) -> Callable[[Any], int | float]:
+        """A conversion to a number, which returns a placeholder to a text that is formatted with %."""
+
         def converted(number: torch.SymInt | torch.SymFloat) -> int | float:
-            return self._number(number, method.__name__) if formats_text(calling_frame()) else method(number)
+            if not formats_text(calling_frame()):
+                return method(number)
+            return math.nan if method.__name__ == "__float__" else FIRST + self._place(number)
 
         return converted
 
-    def _number(self, number: torch.SymInt | torch.SymFloat, method: str) -> int | float:
-        """What stands for a number without a value in a text that is formatted with %."""
-        return math.nan if method == "__float__" else FIRST + self._place(number)
+    def read(self, key: str) -> str:
+        """A key with the numbers of the example in place of placeholders."""
+        return PLACES.sub(lambda found: self._of_example(int(found[1] or found[2])), key)
 
     def _place(self, number: torch.SymInt | torch.SymFloat, spec: str = "") -> int:
         """Its place among the numbers of texts, which is the same for the same expression."""
         key = number.node.expr, spec
         self._numbers.setdefault(key, number)
         return list(self._numbers).index(key)
-
-    def _read(self, key: str) -> str:
-        return PLACES.sub(lambda found: self._of_example(int(found[1] or found[2])), key)
 
     def _of_example(self, place: int) -> str:
         (_, spec), number = list(self._numbers.items())[place]

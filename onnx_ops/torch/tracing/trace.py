@@ -56,7 +56,7 @@ from onnx_ops.torch.tracing.repeated_gradients import repeated_gradients
 from onnx_ops.torch.tracing.row_indices import index_rows
 from onnx_ops.torch.tracing.sizes import RecordedShapes, Roots, size_oblivious, symbolic_sizes
 from onnx_ops.torch.tracing.substitution import Substitution, WholeOps
-from onnx_ops.torch.tracing.texts import Texts
+from onnx_ops.torch.tracing.texts import symbolic_texts
 from onnx_ops.torch.tracing.zero_sums import make_zeros_positive
 from onnx_ops.training.conditions import Condition
 from onnx_ops.training.ranges import IndexRange
@@ -513,7 +513,7 @@ def _substituted(native: Collection[Any] = ()) -> Iterator[None]:
         assignments(),
         Float32Computation(),
         single_reads(),
-        Texts(),
+        symbolic_texts(),
         symbolic_extremes(),
         unchanged_conversions(),
         written_control_flow(),
