@@ -7,6 +7,7 @@ from onnx.defs import OpSchema
 from onnx_ops.core.call import Call
 from onnx_ops.core.schema import attribute
 from onnx_ops.core.types import Shape
+from onnx_ops.loops.primitives import helper
 
 
 def axis_attributes() -> list[OpSchema.Attribute]:
@@ -26,3 +27,10 @@ def check_axis(call: Call, *names: str) -> Shape | None:
     for name in names[1:]:
         call.same_shape(name, call.shape(names[0]), f"the shape of '{names[0]}'")
     return known
+
+
+@helper
+def axis_of(dim: int, rank: int) -> int:
+    """The number of an axis from 0 on; -1 if there is no such one."""
+    axis = dim + rank if dim < 0 else dim
+    return axis if -rank <= dim < rank else -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import ml_dtypes
 import numpy as np
@@ -91,6 +91,15 @@ def rounded(result: npt.ArrayLike, to: npt.DTypeLike, dtype: npt.DTypeLike | Non
         array = _odd_float32(array)  # ml_dtypes converts through float32, which would round twice
     with np.errstate(over="ignore", under="ignore"):
         return array.astype(kind)
+
+
+def function_of_self(
+    function: Callable[[np.ndarray], np.ndarray], self: np.ndarray, dtype: npt.DTypeLike | None
+) -> np.ndarray:
+    """A function of an array, in float64, or for float64 results in long double; it may compute in more."""
+    wide = np.longdouble if np.float64 in (self.dtype, dtype) else np.float64
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return rounded(function(self.astype(np.float64).astype(wide)).astype(wide), self.dtype, dtype)
 
 
 def _odd_float32(array: np.ndarray) -> np.ndarray:

@@ -17,8 +17,8 @@ from onnx_ops.core.types import TensorType
 from onnx_ops.loops.loop import Loop
 from onnx_ops.loops.primitives import Number, inlined, log, log_float32, log_float32_normal
 from onnx_ops.ops.computing import computing_type
-from onnx_ops.ops.elementary_functions._reference import function_of_self
 from onnx_ops.ops.elementwise import elementwise
+from onnx_ops.ops.references import function_of_self
 
 SIGNATURE = Signature(
     "InplaceLog",

@@ -27,7 +27,7 @@ from onnx_ops.ops.gamma_series import (
     product_of_seven,
     stirling,
 )
-from onnx_ops.ops.references import rounded
+from onnx_ops.ops.references import function_of_self
 
 SIGNATURE = Signature(
     "Lgamma",
@@ -96,7 +96,7 @@ def reference(self: np.ndarray, *, dtype: npt.DTypeLike | None = None) -> np.nda
     Returns:
         Array of self's shape.
     """
-    return rounded(log_gamma(self.astype(np.float64).astype(np.longdouble)), self.dtype, dtype)
+    return function_of_self(log_gamma, self, dtype)
 
 
 @inlined

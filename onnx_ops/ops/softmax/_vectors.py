@@ -13,7 +13,7 @@ from onnx_ops.loops.memory import LANES, item_size, read_row, record_at, size_of
 from onnx_ops.loops.primitives import Array, ceil_divide, helper
 from onnx_ops.loops.records import KERNEL, Job, attribute_record, record_of
 from onnx_ops.loops.shapes import give_shape, volume
-from onnx_ops.ops.axes import axis_attributes
+from onnx_ops.ops.axes import axis_attributes, axis_of
 
 WORK = 1 << 15
 """Approximate number of elements per task."""
@@ -35,8 +35,6 @@ class Vectors(Protocol):
 
 
 LAYOUT = record_of(Vectors)
-
-
 ATTRIBUTES = attribute_record(axis_attributes())
 
 
@@ -48,10 +46,10 @@ def write_vectors(address: int, job: Job, short: int) -> bool:
         short: length of adjacent numbers up to which LANES vectors are processed together.
     """
     layout = record_at(address, LAYOUT)
-    rank, dim = job.rank[0], record_at(record_at(job.kernel, KERNEL).attributes, ATTRIBUTES).dim
-    if not -rank <= dim < rank:
+    rank = job.rank[0]
+    axis = axis_of(record_at(record_at(job.kernel, KERNEL).attributes, ATTRIBUTES).dim, rank)
+    if axis < 0:
         return False
-    axis = dim + rank if dim < 0 else dim
     outer, inner = volume(job, 0, 0, axis), volume(job, 0, axis + 1, rank)
     layout.outer, layout.length, layout.inner = outer, job.dims[0, axis], inner
     length = max(layout.length, 1)

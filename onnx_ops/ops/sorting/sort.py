@@ -18,7 +18,7 @@ from onnx_ops.loops.memory import DOUBLE, FLOAT, FLOAT16, allocate, array_at, fr
 from onnx_ops.loops.primitives import Array, Number, ceil_divide, choose, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, OK, REFUSED, Job, Kernel, attribute_record
 from onnx_ops.loops.shapes import give_shape, size_of, volume
-from onnx_ops.ops.axes import axis_attributes, check_axis
+from onnx_ops.ops.axes import axis_attributes, axis_of, check_axis
 from onnx_ops.ops.references import rounded
 
 ATTRIBUTES = (*axis_attributes(), attribute("descending", 0, "1: the largest element first; 0: the smallest."))
@@ -88,20 +88,13 @@ BASE = 256
 
 
 @helper
-def axis_of(kernel: Kernel, job: Job) -> int:
-    """The axis, or -1 if `self` has no such one."""
-    rank, dim = job.rank[0], record_at(kernel.attributes, SETTINGS).dim
-    axis = dim + rank if dim < 0 else dim
-    return axis if -rank <= dim < rank else -1
-
-
-@helper
 def vectors_per_task(length: int) -> int:
     return max(WORK // max(length, 1), 1)
 
 
 def plan(kernel: Kernel, job: Job) -> int:
-    axis, settings = axis_of(kernel, job), record_at(kernel.attributes, SETTINGS)
+    settings = record_at(kernel.attributes, SETTINGS)
+    axis = axis_of(settings.dim, job.rank[0])
     if axis < 0 or settings.descending < 0 or settings.descending > 1:
         return REFUSED
     give_shape(job, 0, 0)
@@ -208,7 +201,8 @@ def task(job: Job, number: int) -> None:
     """Some vectors."""
     kernel = record_at(job.kernel, KERNEL)
     element_type, size = kernel.element_type[0], item_size(kernel.element_type[0])
-    descending, axis = record_at(kernel.attributes, SETTINGS).descending, axis_of(kernel, job)
+    settings = record_at(kernel.attributes, SETTINGS)
+    axis = axis_of(settings.dim, job.rank[0])
     length, apart = job.dims[0, axis], volume(job, 0, axis + 1, job.rank[0])
     if length == 0:
         return
@@ -222,7 +216,7 @@ def task(job: Job, number: int) -> None:
     for vector in range(number * step, min((number + 1) * step, size_of(job, 0) // length)):
         first = vector // apart * apart * length + vector % apart
         source = job.data[0] + first * size
-        write_keys(source, apart, length, element_type, descending, keys)
+        write_keys(source, apart, length, element_type, settings.descending, keys)
         if length <= SHORT:
             order_by_rank(keys, length, places)
         else:
