@@ -41,6 +41,7 @@ from onnx_ops.runtime import (
     lanes,
     memory,
     native,
+    places,
     progress,
     target,
     tiles,
@@ -50,7 +51,7 @@ from onnx_ops.runtime import (
 from onnx_ops.runtime.loading import hide_all_but, linked
 from onnx_ops.runtime.process import STATE, keep
 
-IMPLEMENTATIONS = (native, memory, elementary, trigonometry, lanes, correlation, tiles, vectors)
+IMPLEMENTATIONS = (native, memory, elementary, trigonometry, lanes, correlation, tiles, vectors, places)
 """Modules that implement the functions of `primitives` for Numba when they are imported."""
 PACKAGE = Path(__file__).parents[1]
 SHARED = ("core/*.py", "loops/*.py", "ops/*.py", "runtime/**/*.py")

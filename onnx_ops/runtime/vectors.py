@@ -180,7 +180,7 @@ def _halves(builder: ir.IRBuilder, vector: ir.Value) -> list[ir.Value]:
     return [shuffled(builder, vector, vector, range(k, k + count)) for k in (0, count)]
 
 
-def _added_up(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+def added_up(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
     """Pairwise sum of float64 elements."""
     while vector.type.count > 1:
         vector = builder.fadd(*_halves(builder, vector))
@@ -192,7 +192,7 @@ def _total(context: CPUContext, builder: ir.IRBuilder, call: Signature, args: Va
     vector = args[0]
     if call.args[0] == FLOATS:
         vector = builder.fpext(vector, ir.VectorType(DOUBLE, LANES))
-    return _added_up(builder, vector)
+    return added_up(builder, vector)
 
 
 @_teach(vectors.any_negative, _from(INTEGERS, types.boolean))

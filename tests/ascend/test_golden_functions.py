@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import subprocess
 import sys
@@ -144,6 +145,18 @@ def others(dtype: npt.DTypeLike) -> Iterator[Golden]:
         here = own if own.get("padding_idx") == 1 else {key: on for key, on in own.items() if key != "padding_idx"}
         expected = reference("EmbeddingDenseBackward", rows, indices, num_weights=6, **here)
         yield "embedding_dense_grad", [rows, indices], {"num_weights": 6, **own}, expected
+    for axes, modes in (("2", ("bilinear", "nearest", "bicubic")), ("3", ("bilinear", "nearest"))):
+        sizes = (4, 5) if axes == "2" else (2, 4, 5)
+        image, points = normal((2, 3, *sizes), dtype), normal((2, *sizes[:-1], 3, int(axes)), dtype)
+        for mode, padding in itertools.product(modes, ("zeros", "border", "reflection")):
+            settings = {"interpolation_mode": mode, "padding_mode": padding, "align_corners": True}
+            numbers = [modes.index(mode), ("zeros", "border", "reflection").index(padding), 1]
+            given = dict(zip(settings, numbers, strict=True))
+            out = reference(f"GridSampler{axes}D", image, points, **given)
+            yield f"grid_sampler{axes}_d", [image, points], settings, out
+            grads = reference(f"GridSampler{axes}DBackward", out, image, points, **given)
+            yield f"grid_sampler{axes}_d_grad", [out, image, points], settings, grads
+
     table = normal((6, 4), dtype)
     yield "scatter_max", [table, indices, rows], {}, reference("ScatterMax", table, indices, rows)
 

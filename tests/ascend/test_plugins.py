@@ -61,6 +61,19 @@ PARSED = {
     "SoftplusBackward g x | y | beta:f=-1": "SoftplusV2Grad(beta=-1f threshold=20f)",
     "SWhere c x y | z |": "SelectV2()",
     "ScatterMax x i y | z |": "ScatterMax()",
+    "GridSampler2D x g | y |": (
+        'GridSampler2D(align_corners=false interpolation_mode="bilinear" padding_mode="zeros")'
+    ),
+    "GridSampler2DBackward d x g | y z | interpolation_mode:i=2 align_corners:i=1": (
+        'GridSampler2DGrad(align_corners=true interpolation_mode="bicubic" padding_mode="zeros")'
+    ),
+    "GridSampler3D x g | y | padding_mode:i=2": (
+        'GridSampler3D(align_corners=false interpolation_mode="bilinear" padding_mode="reflection")'
+    ),
+    "GridSampler3D x g | y | interpolation_mode:i=2": "FAILED",
+    "GridSampler3DBackward d x g | y z | interpolation_mode:i=1": (
+        'GridSampler3DGrad(align_corners=false interpolation_mode="nearest" padding_mode="zeros")'
+    ),
     "RmsNorm x g | y r |": "RmsNorm(epsilon=1e-06f)",
     "RmsNorm x g | y | epsilon:f=0.25": "RmsNorm(epsilon=0.25f)",
     "RmsNormGrad d x r g | y z |": "RmsNormGrad()",

@@ -35,7 +35,6 @@ AUTOCAST_TO_FLOAT32 = {
     torch.binary_cross_entropy_with_logits,
     torch.cdist,
     torch.ctc_loss,
-    torch.grid_sampler,
     torch.kl_div,
     torch.prod,
     torch.Tensor.prod,

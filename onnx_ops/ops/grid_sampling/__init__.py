@@ -1,0 +1,1 @@
+"""Sampling of images and volumes at the points of a grid, and its gradients."""

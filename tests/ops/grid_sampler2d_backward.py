@@ -1,0 +1,7 @@
+"""GridSampler2DBackward: gradients of samples of an image at the points of a grid."""
+
+from __future__ import annotations
+
+from tests.ops._shared.grid_sampling import Family
+
+RECORD = Family(2, gradient=True).record()
