@@ -44,14 +44,15 @@ def reference_gradient(
     Args:
         grad_output, self: floating arrays whose shapes broadcast.
         mirrored: d(-a) for an array a in [0, far].
-        far: abs(self) from which it counts as this number.
+        far: abs(self) above which d(-a) counts as 0.
         dtype: dtype of the result instead of the promoted one.
     """
     result = promoted(grad_output, self)
     wide: type[np.floating[Any]] = np.longdouble if np.float64 in (result, dtype) else np.float64
     grad, x = (array.astype(np.float64).astype(wide) for array in (grad_output, self))
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        opposite = mirrored(np.where(np.abs(x) > far, wide(far), np.abs(x)))
+        is_far = np.abs(x) > far
+        opposite = np.where(is_far, 0.0, mirrored(np.where(is_far, wide(far), np.abs(x))))
         return rounded(grad * np.where(x < 0, opposite, 1 - opposite), result, dtype)
 
 

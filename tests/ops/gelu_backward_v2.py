@@ -113,11 +113,11 @@ def calls() -> Iterator[Call]:
 
 
 def worked(dtype: DType) -> Iterator[Worked]:
-    g = np.array([1, -8, 2, 4, 4, 1, NAN], dtype)
-    x = np.array([0, -0.0, INF, -INF, 1000, NAN, 1], dtype)
+    g = np.array([1, -8, 2, 4, 4, 1, NAN, INF], dtype)
+    x = np.array([0, -0.0, INF, -INF, 1000, NAN, 1, -INF], dtype)
     for approximate in (NONE, TANH):
         call = Call(OP, {"grad_output": g, "self": x}, {"approximate": approximate}, label=f"by_hand_{approximate}")
-        yield Worked(call, {"grad_input": [0.5, -4, 2, 0, 4, NAN, NAN]})
+        yield Worked(call, {"grad_input": [0.5, -4, 2, 0, 4, NAN, NAN, NAN]})
     # Phi(1) + phi(1) and Phi(-1) - phi(-1), of the error function and exp of Python.
     up, density = math.erfc(-math.sqrt(0.5)) / 2, math.exp(-0.5) / math.sqrt(2 * math.pi)
     ones = {"grad_output": np.ones(2, dtype), "self": np.array([1, -1], dtype)}

@@ -67,10 +67,10 @@ def calls() -> Iterator[Call]:
 
 
 def worked(dtype: DType) -> Iterator[Worked]:
-    g = np.array([1, -8, 2, 4, 4, 1, NAN], dtype)
-    x = np.array([0, -0.0, INF, -INF, 2000, NAN, 1], dtype)
+    g = np.array([1, -8, 2, 4, 4, 1, NAN, INF], dtype)
+    x = np.array([0, -0.0, INF, -INF, 2000, NAN, 1, -INF], dtype)
     call = Call(OP, {"grad_output": g, "self": x}, label="by_hand")
-    yield Worked(call, {"grad_input": [0.5, -4, 2, 0, 4, NAN, NAN]})
+    yield Worked(call, {"grad_input": [0.5, -4, 2, 0, 4, NAN, NAN, NAN]})
     # At log(3): s = 3/4, and 3/4 * (1 + log(3)/4); at -log(3): 1/4 * (1 - log(3) * 3/4).
     near = np.log(np.array([3, 1 / 3])).astype(dtype)
     expected = [0.75 * (1 + math.log(3) / 4), 0.25 * (1 - math.log(3) * 0.75)]

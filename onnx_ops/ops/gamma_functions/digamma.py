@@ -75,6 +75,8 @@ DENOMINATOR = (
     0.0006000004112100302,
     7.3778476243478865e-06,
 )
+TINY = 1e-20
+"""abs(x) below which digamma(x) is -1 / x in float64, and terms of the reflection formula may overflow."""
 PORTABLE_TERMS = DIGAMMA_TERMS[:8]
 """Enough for an error of 2e-15 from 7 on, which is less than those of the terms of the body."""
 
@@ -113,8 +115,8 @@ def of_any(x: Number) -> Number:
     """Of a number that is not positive, or NaN, by the reflection formula."""
     y = wide(x)
     distance = from_integer(y)
-    if y == 0:
-        return np.copysign(np.inf, -y)
+    if y > -TINY:
+        return -1.0 / y
     if distance == 0:
         return np.nan
     angle = math.pi * distance
@@ -146,7 +148,7 @@ def body(b: Body) -> None:
     reflected = found + negative + cotangent * math.pi
     reflected = b.op("Where", b.op("Equal", distance, 0.0), math.nan, reflected, name="reflected")
     found = b.op("Where", x.less(0.0), reflected, found)
-    b.store("out", b.op("Where", b.op("Equal", x, 0.0), negative, found, name="digamma"), "self")
+    b.store("out", b.op("Where", z.less(TINY), negative, found, name="digamma"), "self")
 
 
 EULER = 0.5772156649015329

@@ -142,7 +142,7 @@ def body(b: Body) -> None:
     distance = bounded - b.op("Round", bounded)
     sine = b.op("Abs", b.op("Sin", distance * math.pi), name="sine")
     reflected = LOG_PI - b.op("Log", sine) - b.op("Log", z) - found
-    b.store("out", b.op("Where", x.less(0.0), reflected, found, name="log_gamma"), "self")
+    b.store("out", b.op("Where", x.less(-TINY), reflected, found, name="log_gamma"), "self")
 
 
 OP = Op(

@@ -318,6 +318,13 @@ class Scanned:
         """A sequence (T, N, ...) in the order of the steps, and one more step of 0, as onnxruntime rejects none."""
         return self._b.op("Pad", self.ordered(value, "ordered"), [0, 0, 0, 1, 0, 0], 0.0, name="and_one")
 
+    def state(self, value: Value, name: str) -> Value:
+        """A state (N, H), surely of two axes: onnxruntime ends the process if a state of Scan has too many."""
+        b = self._b
+        samples = b.op("Slice", self._plane, [1], [2], name="samples")
+        shape = b.op("Concat", samples, b.op("Shape", value, start=-1), name="state_shape", axis=0)
+        return b.op("Reshape", value, shape, name=name, allowzero=1)
+
     def mask(self) -> Value:
         """The mask as a sequence (T, N, 1) of 0 and 1."""
         b = self._b

@@ -238,6 +238,7 @@ def body(b: Body) -> None:
     given, init_h, init_c = b.load("input_gates"), b.load("init_h"), b.load("init_c")
     turned = b.op("Transpose", b.load("weight"), name="turned", perm=[1, 0])
     widths, scanned = widths_of(b, init_h), Scanned(b, given, backward=False)
+    states = scanned.state(init_h, "first_h"), scanned.state(init_c, "first_c")
     sequences = {"now": scanned.sequence(given)} | ({"mask": scanned.mask()} if b.has("mask") else {})
 
     def step(h: Value, c: Value, now: Value, *mask: Value) -> tuple[Value, ...]:
@@ -253,7 +254,7 @@ def body(b: Body) -> None:
     scope = b.subgraph(step, dict.fromkeys(("h", "c", *sequences), kind), (kind,) * 5)
     names = ("last_h", "last_c", "outputs", "cells", "gates_of_steps")
     _, _, *stacks = b.several(
-        "Scan", init_h, init_c, *sequences.values(), names=names, num_scan_inputs=len(sequences), body=scope
+        "Scan", *states, *sequences.values(), names=names, num_scan_inputs=len(sequences), body=scope
     )
     for output, stack in zip(("output", "c", "storage"), stacks, strict=True):
         b.store(output, scanned.stack(stack, output), "input_gates")

@@ -367,7 +367,9 @@ def body(b: Body) -> None:
         sequences["by_output"] = scanned.sequence(b.load("grad_output"))
 
     def last(name: str) -> Value:
-        return b.load(name) if b.has(name) else b.op("Expand", 0.0, b.op("Shape", init_c), name="no_gradient")
+        if b.has(name):
+            return scanned.state(b.load(name), f"{name}_state")
+        return b.op("Expand", 0.0, b.op("Shape", init_c), name="no_gradient")
 
     def step(h: Value, grad_c: Value, has: Value, cx: Value, cy: Value, gates: Value, *by_output: Value) -> Any:
         has_step = has.cast(TensorProto.BOOL).named("has_step")

@@ -24,6 +24,7 @@ LACKING = WIDE(float(Decimal("1.461632144968362341262659542325721328468196204006
 PORTABLE = 2e-14
 """The absolute error of function bodies in double."""
 ARGUMENTS = [NAN, -NAN, INF, -INF, 0.0, -0.0, *range(-5, 10), ROOT, -2.4570247382208006, 7.999, 8.001, 1e-5, -1e-5, 3e4]
+ARGUMENTS += [5e-324, -5e-324, 1e-310, -1e-310, 1e-300, -1e-300]
 
 
 def _nodes() -> tuple[Array, Array]:
