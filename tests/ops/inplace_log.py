@@ -16,11 +16,11 @@ RECORD = record(
     # By another base, whose logarithm is 0.693... to 64 bits.
     oracle=lambda x: np.log2(x) * np.log(WIDE(2)),
     values=lambda x: np.exp(3 * x),
-    special=[NAN, -NAN, INF, -INF, 0.0, -0.0, -1.0, -3e4, 1.0],
+    special=[NAN, -NAN, INF, -INF, 0.0, -0.0, -1.0, -3e4, 1.0, 0.69905573, 1.1330702],
     spread=(0.0, 5.0),
     by_hand={1.0: 0.0, -0.0: -INF, -1.0: NAN, INF: INF, -INF: NAN, NAN: NAN},
     operand=accuracy.POSITIVE,
-    limits=limits(single=0.8, double=1),
+    limits=limits(single=0.9, double=1),
     portable_limits=limits(single=4, double=1.5),
     slack=lambda x, dtype, portable: np.zeros(x.shape),
     documented=("log(self)", "minus infinity", "NaN"),

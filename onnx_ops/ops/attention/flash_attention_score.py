@@ -78,9 +78,9 @@ Head `n` of N queries meets head `m = n / (N / M)`, rounded down, of M keys (gro
 `j <= i`; in 3, the keys `j <= i + Sk - Sq` of Sk.
 
 Shapes: `query` (B, N, Sq, D), `key` (B, M, Sk, D), `value` (B, M, Sk, E), `attention_out` (B, N, Sq, E); with
-`input_layout` 1, the axes of heads and of positions of these are exchanged: (B, Sq, N, D). N is a multiple of M.
-`real_shift`, `drop_mask` and `atten_mask` broadcast to (B, N, Sq, Sk). `softmax_max` and `softmax_sum` (B, N, Sq); in
-aclnn these are repeated eight times.
+`input_layout` 1, the axes of heads and of positions of these are exchanged: (B, Sq, N, D). N is a multiple of M; Sk and
+D are at least 1. `real_shift`, `drop_mask` and `atten_mask` broadcast to (B, N, Sq, Sk). `softmax_max` and
+`softmax_sum` (B, N, Sq); in aclnn these are repeated eight times.
 
 Dtypes: `query`, `key`, `value`, `real_shift` and `attention_out` of one dtype, float16, bfloat16, float or double;
 masks bool, where aclnn packs eight elements of `drop_mask` into a byte. `softmax_max` and `softmax_sum` double if that

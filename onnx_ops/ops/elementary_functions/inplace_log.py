@@ -30,12 +30,12 @@ The natural logarithm (aclnnLog, aclnnInplaceLog; Log is the name of an ONNX ope
 Shapes: `out` has the shape of `self`, rank 0 to 8.
 
 Dtypes: `self` float16, bfloat16, float or double; `out` the same. Computed in double if `self` is double, else
-in float, to within 0.8 units in the last place of that dtype.
+in float, to within 0.9 units in the last place of that dtype.
 
 Edge rules: 0, of either sign, gives minus infinity; a negative `self` and NaN give NaN; infinity gives infinity. An
 empty input gives an empty output.
 
-Without a kernel: as above.
+Without a kernel: as above, in float to within 4 units in the last place.
 """,
     inputs=(Input("self", "Any floating tensor.", Role.SHAPE),),
     outputs=(Output("out", "Natural logarithm of `self`.", "self"),),

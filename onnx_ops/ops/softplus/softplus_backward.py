@@ -41,8 +41,8 @@ Gradient of softplus (aclnnSoftplusBackward; Dugas et al., 2001), with `beta` -1
 function.
 
     t = beta * self
-    grad_input = grad_output / (1 + exp(-t))  where t <= threshold
-                 grad_output                  elsewhere
+    grad_input = grad_output                  where t > threshold
+                 grad_output / (1 + exp(-t))  elsewhere
 
 Shapes: `grad_output` and `self` broadcast; `grad_input` has the broadcast shape, rank 0 to 8.
 

@@ -36,8 +36,8 @@ Softplus (aclnnSoftplus; Dugas et al., 2001), a smooth ReLU. SoftplusBackward is
 operator of CANN's graphs, as ONNX has an operator Softplus, without the attributes.
 
     t = beta * self
-    out = log(1 + exp(t)) / beta  where t <= threshold
-          self                    elsewhere
+    out = self                    where t > threshold
+          log(1 + exp(t)) / beta  elsewhere
 
 With `beta` -1 it is the logarithm of the logistic function, `-log(1 + exp(-self))`.
 
