@@ -55,6 +55,7 @@ from onnx_ops.torch.tracing.inspections import Inspections
 from onnx_ops.torch.tracing.learning_rates import constant_rates
 from onnx_ops.torch.tracing.trace import Tensors, trace
 from onnx_ops.torch.verification.bounds import given_bounds, step_bounds
+from onnx_ops.torch.verification.outside import outside_explained
 from onnx_ops.torch.verification.single import named_dimensions
 from onnx_ops.torch.verification.trials import INTEGERS, KEPT, Trial, rerun, resized, trials
 from onnx_ops.torch.verification.verify import Verification
@@ -360,7 +361,11 @@ def _attempted(
     tried = options.check and size_of_results <= KEPT
     if options.check:
         verification = Verification(_step(exported, record), joint, update)
-        with vectors_explained(traced.graph), ties_explained(traced.graph, lambda: rerun(joint, eager)):
+        with (
+            outside_explained(eager.outside),
+            vectors_explained(traced.graph),
+            ties_explained(traced.graph, lambda: rerun(joint, eager)),
+        ):
             compared = _verify(verification, steps, more=tried)
 
     names_of_dimensions = named_dimensions(exported.graph)

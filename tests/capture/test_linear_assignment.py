@@ -32,6 +32,21 @@ def test_assignments(rows: int, columns: int, maximize: bool) -> None:
             np.testing.assert_array_equal(found[name], wanted, err_msg=name)
 
 
+def test_results_are_made_tensors_as_arrays_are() -> None:
+    """As in diffusion models that assign noise to samples (Li et al. 2024)."""
+
+    def loss(model: nn.Linear, x: Tensor, noise: Tensor) -> Tensor:
+        _, columns = linear_sum_assignment(torch.cdist(x, noise).cpu())
+        assert torch.from_numpy(np.arange(3))[1] == 1
+        return (model(x) - noise[torch.from_numpy(columns).to(x.device)]).square().mean()
+
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Linear(4, 4)
+    x, noise = torch.randn(2, 6, 4, generator=generator)
+    found = Trainer(gradients(model, loss, (x, noise))).step(x=x.numpy(), noise=noise.numpy())
+    np.testing.assert_allclose(found["loss"], loss(model, x, noise).item(), rtol=1e-5)
+
+
 class Detector(nn.Module):
     """Boxes and classes of a fixed number of objects, as of DETR (Carion et al. 2020)."""
 

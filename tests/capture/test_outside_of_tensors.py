@@ -10,7 +10,7 @@ import pytest
 import torch
 from captures import compared, gradients
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import Dim
 
 import onnx_ops
@@ -46,6 +46,20 @@ def test_draws_that_change_nothing_are_warned_of() -> None:
         return model(x).sum() * (2 if random.random() < 0 else 1) * nn.functional.dropout(x, 0.5).sum()
 
     with pytest.warns(UserWarning, match="draws random numbers by random. Two runs have the same results"):
+        gradients(nn.Linear(3, 2), loss, (torch.ones(2, 3),))
+
+
+def test_draws_that_agree_by_chance_are_named_where_the_graph_differs() -> None:
+    """As a model that sees its own prediction in half of the steps, `if random() < 0.5`, in two runs that do not."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        random.random()
+        return (model(x) * (2 if isinstance(x, FakeTensor) else 1)).sum()
+
+    with (
+        pytest.warns(UserWarning, match="draws random numbers by random"),
+        pytest.raises(CaptureError, match=r"not those of PyTorch.* The loss draws random numbers by random\. Draw"),
+    ):
         gradients(nn.Linear(3, 2), loss, (torch.ones(2, 3),))
 
 
@@ -101,6 +115,24 @@ def test_numbers_that_change_later_steps_only_are_warned_of() -> None:
     model = Counting(lambda calls: 1.0 if calls < 100 else 0.5)
     with pytest.warns(UserWarning, match=r"changes 'calls' \(0, then 1\)"):
         gradients(model, lambda model, x: model(x).sum(), (torch.ones(2, 3),))
+
+
+@pytest.mark.parametrize("outputs", [2, 5000])
+def test_numbers_that_change_each_step_a_little_are_refused(outputs: int) -> None:
+    """By less than graphs may differ from PyTorch; the number is the class's before the first call."""
+
+    class Annealed(nn.Linear):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x) * (1 + self.calls / 100_000)
+
+    model = Annealed(3, outputs)
+    with pytest.raises(CaptureError, match=r"changes 'calls' \(0, then 1\).* register it by register_buffer"):
+        gradients(model, lambda model, x: model(x).square().sum(), (torch.ones(2, 3),))
+    assert model.calls == 0
+    assert "calls" not in vars(model)
 
 
 class Schedule:

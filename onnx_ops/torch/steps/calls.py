@@ -69,6 +69,7 @@ class RunInfo:
         returns_loss: whether that call returns the loss, and otherwise nothing but floating numbers.
         effects: the storages that operators read and wrote; empty in a run with FakeTensors.
         seeded: the draws from generators of the model, or from PyTorch's after the model has seeded that.
+        outside: what the loss does outside of tensors, with a remedy, if two runs agree nevertheless.
     """
 
     used: list[str] = field(default_factory=list)
@@ -80,6 +81,7 @@ class RunInfo:
     returns_loss: bool = False
     effects: Effects = field(default_factory=Effects)
     seeded: list[Draw] = field(default_factory=list)
+    outside: str = ""
 
 
 class FirstCall:

@@ -7,6 +7,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -17,9 +18,22 @@ from onnx_ops.torch.tracing.importers import Importers
 
 @contextlib.contextmanager
 def assignments() -> Iterator[None]:
-    """A context in which SciPy's linear_sum_assignment takes tensors, in modules too that have imported it by name."""
-    function = scipys_function()
-    with contextlib.nullcontext() if function is None else _importers(function).replaced({NAME: _of_tensors(function)}):
+    """A context in which SciPy's linear_sum_assignment takes tensors, in modules too that have imported it by name.
+
+    Its results are tensors then, which torch.from_numpy takes as they are.
+    """
+    function, from_numpy = scipys_function(), torch.from_numpy
+    if function is None:
+        yield
+        return
+
+    def of_results(array: Any) -> Tensor:
+        return array if isinstance(array, Tensor) else from_numpy(array)
+
+    with (
+        _importers(function).replaced({NAME: _of_tensors(function)}),
+        mock.patch.object(torch, "from_numpy", of_results),
+    ):
         yield
 
 

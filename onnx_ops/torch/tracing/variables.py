@@ -20,9 +20,12 @@ MOST = 10_000
 """Elements of a container up to which it is looked through: a larger one is a data set or vocabulary."""
 
 
-def numbers(model: torch.nn.Module, loss: Callable[..., Any]) -> dict[str, Number]:
-    """The attributes and variables that are numbers or strings, by their names."""
-    return {name: value for name, value in _variables(model, loss) if isinstance(value, Number)}
+def numbers(model: torch.nn.Module, loss: Callable[..., Any], *, inherited: bool = False) -> dict[str, Number]:
+    """The attributes and variables that are numbers or strings, by their names.
+
+    With `inherited`, objects have those of their classes too: `self.count += 1` makes such a number their own.
+    """
+    return {name: value for name, value in _variables(model, loss, inherited) if isinstance(value, Number)}
 
 
 def containers(model: torch.nn.Module, loss: Callable[..., Any]) -> dict[str, Container]:
@@ -68,10 +71,11 @@ def _is_small(container: Container) -> bool:
     return sum(1 for _ in itertools.islice(container, MOST + 1)) <= MOST
 
 
-def _variables(model: torch.nn.Module, loss: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+def _variables(model: torch.nn.Module, loss: Callable[..., Any], inherited: bool = False) -> Iterator[tuple[str, Any]]:
     """The attributes of modules, and of the user's objects that they and the loss refer to; variables of the loss."""
+    attributes = _with_inherited if inherited else vars
     namespaces: list[tuple[str, Mapping[str, Any]]] = [("", _of_function(loss))]
-    namespaces += [(f"{path}." if path else "", vars(module)) for path, module in model.named_modules()]
+    namespaces += [(f"{path}." if path else "", attributes(module)) for path, module in model.named_modules()]
     kinds = {kind for module in model.modules() for kind in type(module).__mro__ if is_class_of_user(kind)}
     namespaces += [(f"{kind.__name__}.", vars(kind)) for kind in kinds]
     seen = {id(module) for module in model.modules()}
@@ -81,7 +85,13 @@ def _variables(model: torch.nn.Module, loss: Callable[..., Any]) -> Iterator[tup
             yield f"{prefix}{name}", value
             if id(value) not in seen and is_object_of_user(value):
                 seen.add(id(value))
-                namespaces.append((f"{prefix}{name}.", vars(value)))
+                namespaces.append((f"{prefix}{name}.", attributes(value)))
+
+
+def _with_inherited(value: object) -> dict[str, Any]:
+    """The attributes of an object, and the numbers and strings of its class."""
+    kinds = [kind for kind in reversed(type(value).__mro__) if is_class_of_user(kind)]
+    return {name: item for kind in kinds for name, item in vars(kind).items() if isinstance(item, Number)} | vars(value)
 
 
 def _of_function(function: Callable[..., Any]) -> dict[str, Any]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from onnx_ops.torch.base.arrays import as_array
-from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.errors import CaptureError, DifferenceError
 from onnx_ops.torch.tracing.frames import warn
 from onnx_ops.torch.tracing.randomness import Draw
 from onnx_ops.torch.tracing.trace import Tensors
@@ -28,11 +28,12 @@ class Outside:
 
     def __init__(self, model: torch.nn.Module, loss: Callable[..., Any]) -> None:
         self._model, self._loss = model, loss
-        self._states, self._numbers = _states(), numbers(model, loss)
+        self._states, self._numbers = _states(), numbers(model, loss, inherited=True)
         self._changed: list[str] = []
         self._lengths: dict[str, int] = {}
         self._grown: list[str] = []
         self._difference: Exception | None = None
+        self._apart = False
 
     def first_run_ended(self) -> None:
         """Find the attributes and variables that the first run has changed."""
@@ -64,11 +65,22 @@ class Outside:
             {name: as_array(tensor) for name, tensor in run.items() if not tensor.is_complex()}
             for run in (first, second)
         )
+        self._apart |= not _are_equal(again, results)
         try:
             compare("results", again, results)
         except CaptureError as error:
             self._difference = error
         return self._difference is None
+
+    def may_be_of_numbers(self) -> bool:
+        """Whether the runs differ by less than a wrong graph may, and attributes have changed."""
+        return self._difference is None and self._apart and bool(self._changed or self._grown)
+
+    def compare_restored(self, first: Tensors, restored: Tensors) -> None:
+        """Compare the first run with one whose attributes are restored: equal ones differ by no rounding."""
+        results, again = ({name: as_array(tensor) for name, tensor in run.items()} for run in (first, restored))
+        if _are_equal(again, results):
+            self._difference = DifferenceError("the attributes alone make the difference")
 
     def failed(self, error: Exception) -> None:
         """The second run has raised an error."""
@@ -82,10 +94,13 @@ class Outside:
         """
         return self._difference is not None and not self._changed
 
-    def check(self) -> None:
+    def check(self) -> str:
         """Raise a CaptureError if the results of the runs differ; warn of what has changed nothing in them.
 
         That is random numbers that were drawn since the start, and attributes and variables that change.
+
+        Returns:
+            What the loss does of these, with a remedy; empty if nothing.
         """
         drawn = [name for name, state in _states().items() if state != self._states[name]]
         by = f"draws random numbers by {' and '.join(drawn)}"
@@ -106,6 +121,7 @@ class Outside:
             warn(f"the loss {by}. {same} draw them by PyTorch if they matter")
         if changed:
             warn(f"the loss {attributes}. {same} if it matters to a later one: {REGISTER}")
+        return f"{by}. {DRAW}" if drawn else f"{attributes}. {REGISTER}" if changed else ""
 
 
 OTHER_CAUSE = "draws random numbers outside of PyTorch, or changes what is neither a parameter nor a buffer"
@@ -114,6 +130,17 @@ REGISTER = (
     "Keep what changes from step to step in a tensor, register it by register_buffer, and compute with tensors; if the"
     " first call initializes the model, call it once before the capture"
 )
+
+
+@contextlib.contextmanager
+def outside_explained(does: str) -> Iterator[None]:
+    """Say in a DifferenceError what the loss does, as `Outside.check` returns it: two runs may agree by chance."""
+    try:
+        yield
+    except DifferenceError as error:
+        if not does:
+            raise
+        raise DifferenceError(f"{error}. The loss {does}") from error
 
 
 @contextlib.contextmanager
@@ -138,6 +165,11 @@ def refuse_seeds(first: Sequence[Draw], second: Sequence[Draw]) -> None:
                 f" before {draw.operator} draws from it: PyTorch draws the same numbers each time, a graph would draw"
                 " others. Draw them once, before the capture, and register them by register_buffer"
             )
+
+
+def _are_equal(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> bool:
+    """Whether the results of two runs, by name, have the same bits; NaN are equal."""
+    return all(np.array_equal(array, second[name], equal_nan=True) for name, array in first.items() if name in second)
 
 
 def _states() -> dict[str, Any]:

@@ -98,6 +98,11 @@ def _trials(
             first_step = _results(joint, moved)
         if first_step is not None:
             _compare_with_first(kept, later, first_step)
+    if outside.may_be_of_numbers():
+        with preserved(joint.model), eager_mode():
+            again = joint.run(start, RunInfo(), info.changed, differentiated=halves[0])
+            outside.compare_restored(expected, again)
+            del again  # which may be as large as the model
     if outside.may_be_a_cache():
         with preserved(joint.model), eager_mode():
             outside.compare(expected, joint.run(start, RunInfo()))
@@ -110,7 +115,7 @@ def _trials(
 
     made = (_run_trial(joint, make, comparable, halves) for make in others)
     seconds = list(itertools.islice(filter(None, made), None if several else 1))
-    outside.check()
+    info.outside = outside.check()
     first = Trial(lambda: start, lambda _: (_with_gradients(expected, half) for half in halves), _state(expected))
     return [first, *(seconds or [first])]
 
