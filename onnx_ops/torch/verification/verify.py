@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,6 +16,7 @@ from onnx_ops.graph.slices import part
 from onnx_ops.linking.link import link
 from onnx_ops.torch.base.arrays import as_array, as_tensor
 from onnx_ops.torch.base.errors import CaptureError
+from onnx_ops.torch.base.pairs import as_like
 from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.step import JointStep
 from onnx_ops.torch.steps.update import Update
@@ -41,6 +42,7 @@ from onnx_ops.torch.verification.updates import Updates
 from onnx_ops.torch.verification.widening import Float32Computation, Float64Computation, rounds_to_16_bits, to_float64
 from onnx_ops.training.condition_parts import check_parts, condition_parts
 from onnx_ops.training.conditions import check_conditions
+from onnx_ops.training.counters import WRITTEN
 from onnx_ops.training.errors import StepError
 from onnx_ops.training.step import Step
 
@@ -84,8 +86,9 @@ class Verification:
     def __init__(self, model: onnx.ModelProto, joint: JointStep, update: Update | None) -> None:
         self._model, self._joint = model, joint
         self._updates = updates = None if update is None else Updates(joint, update)
-        self._graph = Graph(model if updates is None else updates.divided(model))
         self._updated = set() if updates is None else updates.names
+        whole = _with_written(model, self._updated)
+        self._graph = Graph(whole if updates is None else updates.divided(whole))
         self._conditions = Step.of(model).conditions
         self._tolerance = SIXTEEN_BITS if rounds_to_16_bits(model) else None
         self._state = {} if updates is None else updates.state()
@@ -136,7 +139,13 @@ class Verification:
         difference: CaptureError | None = None
         if self._updates is not None:
             changed = {name.removeprefix(NEXT): tensor for name, tensor in trial.state.items()}
+            written = {name: got.pop(name) for name in list(got) if name.startswith(WRITTEN)}
             try:
+                wanted = {name: as_array(changed[name.removeprefix(WRITTEN)]) for name in written}
+                compare("outputs", written, wanted, self._tolerance)
+                for name, array in written.items():
+                    own = name.removeprefix(WRITTEN)
+                    changed[own] = as_like(as_tensor(array), changed[own])
                 self._updates.compare(self._state | values, changed, got, last=last)
             except CaptureError as error:
                 difference = error
@@ -318,6 +327,19 @@ class Verification:
             if difference is None:
                 break
         return difference
+
+
+def _with_written(model: onnx.ModelProto, updated: Collection[str]) -> onnx.ModelProto:
+    """A graph with what the loss writes into parameters that the optimizer updates, from which their updates begin."""
+    made = {name for node in model.graph.node for name in node.output}
+    found = onnx.ModelProto()
+    found.CopyFrom(model)
+    for value in model.graph.output:
+        name = WRITTEN + value.name.removeprefix(NEXT)
+        if value.name in updated and name in made:
+            found.graph.output.add().CopyFrom(value)
+            found.graph.output[-1].name = name
+    return found
 
 
 def _check_dtypes(got: Arrays, wanted: Arrays) -> None:

@@ -82,6 +82,37 @@ def test_parameters_that_the_loss_changes_are_state(loss: Any, shapes: Any) -> N
         np.testing.assert_allclose(trainer.weights()[name], tensor, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+class ForcedNorm(nn.Linear):
+    """Normalizes its weights in place, as magnitude-preserving layers do (Karras et al. 2024)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.copy_(functional.normalize(self.weight, dim=1) * self.in_features**0.5)
+        return functional.linear(x, functional.normalize(self.weight, dim=1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_updates_of_parameters_that_the_loss_writes_begin_with_what_it_writes(dtype: torch.dtype) -> None:
+    """Which is rounded otherwise than in PyTorch: where an update changes less, it is compared without this."""
+    torch.manual_seed(0)
+    layer = ForcedNorm(300, 300, dtype=dtype)
+    x = torch.randn(5, 300, dtype=dtype)
+
+    def loss(layer: nn.Module, x: Tensor) -> Tensor:
+        return (x + 1e-4 * layer(x)).square().mean()
+
+    capture = training_step(layer, loss, (x,), torch.optim.SGD(layer.parameters(), lr=1e-2), inference=False)
+    trainer = onnx_ops.Trainer(capture)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-2)
+    for _ in range(3):
+        wanted = loss(layer, x)
+        wanted.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        np.testing.assert_allclose(trainer.step(x=x.numpy())["loss"], wanted.item(), rtol=1e-5)
+    np.testing.assert_allclose(trainer.weights()["weight"], layer.weight.detach().numpy(), atol=1e-5)
+
+
 class Codebook(nn.Module):
     """Codes that are averages of the rows nearest to them, a new parameter in each call."""
 
