@@ -1,9 +1,10 @@
-"""Other tensors in the place of parameters and buffers of a model, wherever its modules have these."""
+"""Other tensors in the place of parameters and buffers of a model, wherever its modules and the loss have these."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any
 from unittest import mock
 
 import torch
@@ -11,21 +12,24 @@ from torch.distributions import Distribution
 from torch.utils._pytree import tree_any, tree_map
 
 from onnx_ops.torch.tracing.preserving import OF_PYTORCH
+from onnx_ops.torch.tracing.variables import is_small, objects
 
 
 class References:
-    """The places in which modules have parameters and buffers.
+    """The places in which modules and other objects have parameters and buffers.
 
     They are registered, under names that may contain dots. Attributes, and lists, tuples and dictionaries in them, may
     have them too, as in `self.scales = [self.scale_0, self.scale_1]`, or be `self.scale_0.detach()`. So may
-    distributions that are attributes: that of a prior in GPyTorch has its buffers.
+    distributions that are attributes: that of a prior in GPyTorch has its buffers; and attributes of objects that the
+    loss refers to, as `self.anchors = model.anchors` of one that computes the loss.
 
     Args:
         model: the model.
+        loss: the loss.
         tensors: its parameters and buffers, by name; a tied tensor has one of its names.
     """
 
-    def __init__(self, model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, model: torch.nn.Module, loss: Callable[..., Any], tensors: Mapping[str, torch.Tensor]) -> None:
         self._names = {id(tensor): name for name, tensor in tensors.items()}
         self._in_memory = {_memory(tensor): name for name, tensor in tensors.items() if tensor.numel()}
         self._registered = [
@@ -37,9 +41,11 @@ class References:
         ]
         self._found = [
             (holder, attribute, value)
-            for holder in _holders(model)
+            for holder in (*_holders(model), *objects(model, loss))
             for attribute, value in vars(holder).items()
-            if attribute not in OF_PYTORCH and tree_any(lambda leaf: self._name(leaf) is not None, value)
+            if attribute not in OF_PYTORCH
+            and is_small(value)
+            and tree_any(lambda leaf: self._name(leaf) is not None, value)
         ]
 
     @contextlib.contextmanager

@@ -98,7 +98,7 @@ class JointStep:
         self.parameters = dict(model.named_parameters())
         self.buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.layout is torch.strided}
         self._others = {name: buffer for name, buffer in model.named_buffers() if name not in self.buffers}
-        self._references = References(model, self.parameters | self.buffers)
+        self._references = References(model, loss, self.parameters | self.buffers)
         self.persistent = set(model.state_dict())
         self.tied = _tied(model, self.parameters | self.buffers)
         self._further_names = _further_names(model)
@@ -110,7 +110,7 @@ class JointStep:
     def leave(self, names: Collection[str]) -> None:
         """Let buffers be attributes of their modules like any other, and no state of the step."""
         self.buffers = {name: buffer for name, buffer in self.buffers.items() if name not in names}
-        self._references = References(self.model, self.parameters | self.buffers)
+        self._references = References(self.model, self.loss, self.parameters | self.buffers)
 
     def state(self) -> Tensors:
         """The current parameters and buffers, in the model's memory, and a seed of 0; complex ones as (..., 2)."""

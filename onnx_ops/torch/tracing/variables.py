@@ -30,9 +30,14 @@ def numbers(model: torch.nn.Module, loss: Callable[..., Any], *, inherited: bool
 
 def containers(model: torch.nn.Module, loss: Callable[..., Any]) -> dict[str, Container]:
     """The attributes and variables that are lists, dictionaries, sets and deques, without data sets, by their names."""
-    return {
-        name: value for name, value in _variables(model, loss) if isinstance(value, CONTAINERS) and _is_small(value)
-    }
+    return {name: value for name, value in _variables(model, loss) if isinstance(value, CONTAINERS) and is_small(value)}
+
+
+def objects(model: torch.nn.Module, loss: Callable[..., Any]) -> list[Any]:
+    """The user's objects beside the model's modules that these and the loss refer to."""
+    seen = {id(module) for module in model.modules()}
+    found = {id(value): value for _, value in _variables(model, loss) if is_object_of_user(value)}
+    return [value for key, value in found.items() if key not in seen]
 
 
 def identities(container: Container) -> list[int]:
@@ -61,14 +66,14 @@ def tensors_of(model: torch.nn.Module, loss: Callable[..., Any]) -> Iterator[tup
 
 
 def _tensors(value: object) -> list[torch.Tensor]:
-    if isinstance(value, CONTAINERS) and not _is_small(value):
+    if isinstance(value, CONTAINERS) and not is_small(value):
         return []
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _is_small(container: Container) -> bool:
-    """Whether a container, whose class may refuse len(), has no more than MOST elements."""
-    return sum(1 for _ in itertools.islice(container, MOST + 1)) <= MOST
+def is_small(value: object) -> bool:
+    """Whether a value is no container, whose class may refuse len(), or one of no more than MOST elements."""
+    return not isinstance(value, CONTAINERS) or sum(1 for _ in itertools.islice(value, MOST + 1)) <= MOST
 
 
 def _variables(model: torch.nn.Module, loss: Callable[..., Any], inherited: bool = False) -> Iterator[tuple[str, Any]]:

@@ -568,6 +568,45 @@ def test_state_is_no_constant(kind: str, name: str) -> None:
         gradients(Listed(kind), lambda m, x: m(x), (torch.randn(5, 4),), check=False)
 
 
+class Anchored(nn.Linear):
+    """Has boxes that are not trained, as detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("anchors", torch.ones(4))
+
+
+class OfAnchors:
+    """A loss that keeps what it reads of the model, as that of YOLO does."""
+
+    def __init__(self, model: Anchored) -> None:
+        self.anchors, self.kept = model.anchors, [model.weight, {"bias": model.bias}]
+
+    def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+        penalty = self.kept[0].square().sum() + self.kept[1]["bias"].square().sum()
+        return (model(x) - self.anchors).square().mean() + penalty
+
+
+@pytest.mark.parametrize("how", ["the loss", "a variable", "a method"])
+def test_attributes_of_the_loss_are_state_where_those_of_the_model_are(how: str) -> None:
+    torch.manual_seed(0)
+    model, x = Anchored(), torch.randn(3, 4)
+    of_anchors = OfAnchors(model)
+    losses = {"the loss": of_anchors, "a variable": lambda m, x: of_anchors(m, x), "a method": of_anchors.__call__}
+    capture = training_step(model, losses[how], (x,), torch.optim.SGD(model.parameters(), lr=0.1))
+    assert of_anchors.anchors is model.anchors
+    trainer = onnx_ops.Trainer(capture)
+    model.anchors.fill_(3.0)
+    trainer.load_state_dict(trainer.state_dict() | {"anchors": model.anchors.numpy()})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = of_anchors(model, x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        np.testing.assert_allclose(trainer.step(x=x.numpy())["loss"], loss.item(), rtol=1e-5)
+
+
 class Branches(nn.Module):
     """Its parameters are in containers too, as those of pykan; the step changes one buffer."""
 
