@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -289,3 +290,19 @@ def test_a_sort_of_equal_elements() -> None:
     torch.manual_seed(0)
     with pytest.raises(CaptureError, match=rf"not those of PyTorch.*\. a sort {LINE} has equal elements.*stable=True"):
         gradients(torch.nn.Linear(3, 2), loss, (torch.randn(40, 3), torch.randint(3, (40,))))
+
+
+def test_collectives_are_left_out(tmp_path: Path) -> None:
+    """As that of DINO's center; of one process, in which PyTorch's are the identity."""
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        center = model(x).detach().sum(0)
+        torch.distributed.all_reduce(center)
+        return (model(x) - center).square().mean()
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(CaptureError, match=r"c10d\.allreduce_ of torch\.distributed.* Leave it out.*data-parallel"):
+            gradients(torch.nn.Linear(3, 3), loss, (torch.randn(2, 3),))
+    finally:
+        torch.distributed.destroy_process_group()

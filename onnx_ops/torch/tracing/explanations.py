@@ -373,9 +373,9 @@ def _specialized(error: BaseException, where: Locations) -> str | None:
         return (
             f"{found[1]} is to be dynamic, but the model or loss makes the number {found[2]} of it"
             f"{_restricted(found[1], where)}: by range(), a list times it, a loop over the tensor, a number in view or"
-            " reshape, or a tensor of that size. Use x.shape[0] as it is, which math and"
-            " NumPy take too, x.numel(), -1, torch.arange, and torch.vmap or operators on the whole tensor in place of"
-            " a loop, or let dynamic_shapes not name it"
+            " reshape, or an array or tensor of that size. Use x.shape[0] as it is, which functions of numbers of math"
+            " and NumPy take too, x.numel(), -1, torch.arange, torch.ones in place of numpy.ones, and torch.vmap or"
+            " operators on the whole tensor in place of a loop, or let dynamic_shapes not name it"
         )
     if found := re.search(rf"guard (\d+) <= (\S+) and \S+ <= {LARGEST}\b", str(error)):
         return (
@@ -465,6 +465,10 @@ _UNTRANSLATED = (
 """Messages of PyTorch for an operator that it cannot export, or not even trace."""
 
 
+COLLECTIVE = "c10d.", "_c10d_functional."
+"""What the names of operators that exchange tensors between processes begin with."""
+
+
 def _no_translation(error: BaseException, where: Locations) -> str | None:
     for message in _UNTRANSLATED:
         if found := re.search(message, str(error)):
@@ -476,6 +480,12 @@ def untranslated(operator: str, where: Locations) -> str:
     """The error message for an operator that has no translation to ONNX, such as aten.lgamma."""
     location = where.of(operator)
     line = "" if location.line is None else f"; it is run at {location.line}"
+    if operator.startswith(COLLECTIVE):
+        return (
+            f"{operator} of torch.distributed, which {location.module} needs, exchanges tensors between processes, and"
+            f" a graph has one{line}. Leave it out, as in one process it changes nothing; several processes train on"
+            " one step as docs/data-parallel.md describes"
+        )
     return (
         f"{operator}, which {location.module} needs, has no translation to ONNX{line}. Replace what it computes by"
         " other operators, or leave it out of the step; the table of what works is docs/capture.md"
