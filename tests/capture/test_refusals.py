@@ -56,15 +56,15 @@ REFUSED = {
         rf"{WHERE} computes aten\.log1p\.default of complex numbers {LINE}",
     ),
     "array": (
-        lambda x: x * float(x.detach().repeat(5, 5).numpy().sum()),
-        rf"{WHERE} computes with the numbers .* {LINE}",
-    ),
-    "array of known size": (
-        lambda x: x * float(np.linalg.det(x.detach().numpy())),
-        rf"{WHERE} computes with the numbers of a tensor outside of PyTorch at .*, in NumPy or SciPy",
+        lambda x: x * optimize.nnls(x.detach().numpy(), np.ones(3))[1],
+        rf"{WHERE} computes with the numbers of a tensor outside of PyTorch {LINE}, in NumPy or SciPy",
     ),
     "function of arrays": (
         lambda x: x * float(np.frexp(x.detach().numpy())[0].sum()),
+        rf"{WHERE} computes with the numbers of a tensor outside of PyTorch {LINE}, in NumPy or SciPy",
+    ),
+    "method of arrays": (
+        lambda x: x * len(x.detach().numpy().tobytes()),
         rf"{WHERE} computes with the numbers of a tensor outside of PyTorch {LINE}, in NumPy or SciPy",
     ),
     "index": (lambda x: [x, -x, x][x[0].argmax()], rf"{WHERE} decides by the numbers .* {LINE}"),
@@ -124,7 +124,7 @@ def test_numbers_that_are_specialized_to_those_of_the_example() -> None:
     """By SciPy, which needs numbers; an `if` compares with one."""
 
     def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        factors, _ = optimize.nnls(x.detach().numpy(), np.ones(3))
+        factors, _ = optimize.nnls(np.array(x.tolist()), np.ones(3))
         return (model(x) * torch.from_numpy(factors).to(x.dtype)).sum()
 
     torch.manual_seed(0)
@@ -154,7 +154,6 @@ def _integers(sizes: torch.Size) -> np.ndarray:
         lambda x: x * KEYS[x.shape[0]],
         lambda x: x * KEYS[f"{x.shape[0]}"],
         lambda x: x * x.shape[0][0],
-        lambda x: x * torch.from_numpy(np.arange(x.shape[0])).sum(),
         lambda x: x.reshape(*_integers(x.shape)),
     ],
 )

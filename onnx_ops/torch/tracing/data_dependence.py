@@ -30,6 +30,7 @@ from torch.utils._sympy.reference import TensorReferenceAnalysis
 
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.table import TABLE
+from onnx_ops.torch.operators.numpy_arrays import recorded_arrays
 from onnx_ops.torch.operators.sizes_as_data import measured_size
 from onnx_ops.torch.tracing.certainty import linear
 from onnx_ops.torch.tracing.constants import depends_on_data
@@ -89,16 +90,36 @@ class Example:
 
 
 class Recording(OperatorMode):
-    """A mode that records in a run with data what operators return that depends on data."""
+    """A mode that records in a run with data what operators return that depends on data.
 
-    def __init__(self) -> None:
+    Args:
+        inputs: the tensors whose values a trace does not have.
+    """
+
+    def __init__(self, inputs: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.example = Example()
+        self._data = storages(inputs)
+        self._context = contextlib.ExitStack()
+
+    def __enter__(self) -> Any:
+        self._context.enter_context(recorded_arrays(self._depends))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.close()
+        super().__exit__(*error)
+
+    def _depends(self, tensor: torch.Tensor) -> bool:
+        return not self._data.keys().isdisjoint(storages([tensor]))
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        given = storages(leaves_of((args, kwargs or {})))
         result = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags or not self._data.keys().isdisjoint(given):
+            self._data |= storages(leaves_of(result))
         if depends_on_data(func):
             self.example.of_calls.setdefault((func, line_now()), []).append(_numbers(result))
         return result

@@ -291,7 +291,10 @@ def _explanation(error: BaseException, where: Locations) -> str | None:
     return None
 
 
-_ARRAY_REQUIRED = r"\.numpy\(\) is not|from dtype\('O'\)|object arrays are not supported|ufunc '\w+' not supported"
+_ARRAY_REQUIRED = (
+    r"\.numpy\(\) is not|from dtype\('O'\)|object arrays are not supported|ufunc '\w+' not supported"
+    r"|not a storage 'ndarray'"
+)
 """Messages of PyTorch and NumPy where code requires the numbers of a tensor in an array."""
 
 

@@ -56,6 +56,7 @@ from onnx_ops.torch.tracing.repeated_gradients import repeated_gradients
 from onnx_ops.torch.tracing.row_indices import index_rows
 from onnx_ops.torch.tracing.sizes import RecordedShapes, Roots, size_oblivious, symbolic_sizes
 from onnx_ops.torch.tracing.substitution import Substitution, WholeOps
+from onnx_ops.torch.tracing.symbolic_arrays import symbolic_arrays
 from onnx_ops.torch.tracing.texts import symbolic_texts
 from onnx_ops.torch.tracing.zero_sums import make_zeros_positive
 from onnx_ops.training.conditions import Condition
@@ -315,7 +316,7 @@ class _Program:
 
     def recorded(self) -> Example:
         """What depends on data in a run of the function with its examples, by the operators of a trace."""
-        recording = Recording()
+        recording = Recording(tensor for name, tensor in self.examples.items() if name not in self.constants)
         with preserved(self.where.model), portable_kernels(), recording, _substituted(WITHOUT_NUMBERS):
             self.function(self.examples)
         return recording.example
@@ -511,6 +512,7 @@ def _substituted(native: Collection[Any] = ()) -> Iterator[None]:
         causal_biases(),
         bounded_rejections(),
         assignments(),
+        symbolic_arrays(),
         Float32Computation(),
         single_reads(),
         symbolic_texts(),
