@@ -23,6 +23,7 @@ from onnx_ops.torch.base.arguments import leaves, tensors
 from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.lowering.export import to_onnx
+from onnx_ops.torch.operators.sparse_matrices import SparseMatrix
 from onnx_ops.torch.steps.calls import FunctionCall, ModelCall, RunInfo
 from onnx_ops.torch.steps.step import JointStep
 from onnx_ops.torch.tracing.explanations import Locations, ties_explained, vectors_explained
@@ -81,12 +82,14 @@ class Forward:
 
         Returns:
             The graph; None if there is no call, if it returns nothing but the loss, or no tensors, such as a
-            distribution, if it draws random numbers, or if an argument is a number that depends on a dynamic size,
-            which would be a constant of the graph.
+            distribution, if it draws random numbers, or if an argument is a sparse matrix that the loss makes, which a
+            graph cannot take, or a number that depends on a dynamic size, which would be a constant of the graph.
         """
         if eager.call is None or seen.call is None or eager.returns_loss:
             return None
         if any(isinstance(leaf, py_sym_types) for leaf in leaves(seen.call.arguments)):
+            return None
+        if any(isinstance(tensor, SparseMatrix) for _, tensor in tensors(seen.call.arguments)):
             return None
         sizes = {
             name: {axis: size for axis, size in enumerate(tensor.shape) if is_symbolic(size)}
@@ -181,7 +184,10 @@ class Forward:
     ) -> onnx.ModelProto | None:
         """The graph of a call; None if it draws random numbers, and of the model if it returns no tensors."""
         joint = self._joint
-        arguments = {name: tensor.detach().clone() for name, tensor in tensors(call.arguments)}
+        # Sparse matrices that the loss has not made are constants.
+        arguments = {
+            name: tensor.detach().clone() for name, tensor in tensors(call.arguments) if tensor.layout is torch.strided
+        }
         values = joint.state() | arguments
         random = Random(values.pop(SEED))
         outputs: list[str] = []

@@ -290,14 +290,14 @@ class JointStep:
         """Run the model in evaluation mode, in which it stays.
 
         Args:
-            values: parameters, buffers and the tensors among the arguments, by name.
-            call: the call, whose arguments are replaced.
+            values: parameters, buffers and tensors among the arguments, by name.
+            call: the call, whose arguments of these names are replaced.
 
         Returns:
             The tensors in the result: `output`, or `output.<path>` for several.
         """
         copies = {name: values[name].clone() for name in (*self.parameters, *self.buffers)}
-        arguments = replaced(call.arguments, values)
+        arguments = replaced(call.arguments, {**dict(tensors(call.arguments)), **values})
         # Some models compute tensors from parameters when their mode changes: they have to use the given parameters.
         whole = _Call(self.model, lambda model: call.run(model.train().eval(), arguments))
         result, _ = self._run(whole, self._registered(copies), lambda result: result)

@@ -336,3 +336,28 @@ def test_float64_models_with_norms_in_float32() -> None:
     assert capture.inference is not None
     (found,) = ort.InferenceSession(capture.inference.SerializeToString()).run(None, {"x": x.numpy()})
     np.testing.assert_allclose(found, model(x).detach().numpy(), rtol=0, atol=1e-6)
+
+
+class OfNeighbors(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+        return torch.spmm(adjacency, self.layer(x))
+
+
+def test_models_that_take_sparse_matrices() -> None:
+    """One of the caller is a constant; with one that the loss makes there is no graph."""
+    torch.manual_seed(0)
+    model, x = OfNeighbors(), torch.randn(5, 4)
+    fixed = (torch.rand(5, 5) > 0.5).float().to_sparse()
+    captured = gradients(model, lambda model, x: model(x, fixed).square().sum(), (x,), inference=True)
+    assert captured.inference is not None
+    (found,) = ort.InferenceSession(captured.inference.SerializeToString()).run(None, {"x": x.numpy()})
+    close(found, model(x, fixed).detach())
+
+    def loss(model: nn.Module, x: Tensor, places: Tensor, values: Tensor) -> Tensor:
+        return model(x, torch.sparse_coo_tensor(places, values, (5, 5))).square().sum()
+
+    assert gradients(model, loss, (x, torch.randint(5, (2, 7)), torch.rand(7)), inference=True).inference is None
