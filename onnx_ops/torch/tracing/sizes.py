@@ -179,8 +179,7 @@ class RecordedShapes(ShapeEnv):
         """Note sizes of 0 and 1 with which another one, in terms of them, is so small that PyTorch raises an error."""
         self.note(sympy.Ge(size, least))
         more = size - least
-        empty = {symbol: more.xreplace({symbol: sympy.S.Zero}) for symbol in more.free_symbols}
-        self.never_empty.update(symbol for symbol, left in empty.items() if left.is_negative)
+        self.never_empty.update(symbol for symbol in more.free_symbols if _is_refused_at_0(more, symbol))
 
     def _holds_with(self, sizes: Mapping[sympy.Symbol, sympy.Integer], condition: sympy.Basic) -> bool:
         try:
@@ -267,6 +266,14 @@ class Roots:
             constraint_dim=StrictMinMaxConstraint(vr=allowed_sizes(root, least=1), warn_only=False),
             do_not_specialize_zero_one=True,  # 4 * N is no size of 1 where N is 1
         )
+
+
+def _is_refused_at_0(more: sympy.Expr, symbol: sympy.Symbol) -> bool:
+    """Whether a size is less than required, by a negative number of more, where another one is 0."""
+    try:
+        return bool(more.xreplace({symbol: sympy.S.Zero}).is_negative)
+    except ZeroDivisionError:  # of size // symbol, where Python raises it too
+        return True
 
 
 def _is_positive_at_0(size: sympy.Expr, symbol: sympy.Symbol) -> bool:

@@ -596,3 +596,21 @@ def test_chains_of_products_and_powers() -> None:
         return chain + (powers @ rows).square().mean() / x.nbytes
 
     compared_at(nn.Linear(3, 2), loss, [(4, 3), (2, 3), (5, 3)], Dim("N"))
+
+
+def test_lengths_that_are_quotients_by_the_number_of_samples() -> None:
+    """As recurrent policies unflatten steps of several environments."""
+
+    def loss(model: nn.Module, x: Tensor, start: Tensor) -> Tensor:
+        rows, samples = x.flatten(0, 1), len(start)
+        steps = int(rows.size(0) / samples)
+        hidden, _ = model(rows.view(steps, samples, rows.size(1)), start[None])
+        return hidden.square().mean()
+
+    torch.manual_seed(0)
+    model, samples = nn.GRU(4, 3), Dim("samples")
+    shapes = {0: Dim("steps", min=2), 1: samples}, {0: samples}
+    captured = gradients(model, loss, (torch.randn(5, 3, 4), torch.randn(3, 3)), dynamic_shapes=shapes)
+    x, start = torch.randn(6, 4, 4), torch.randn(4, 3)
+    found = onnx_ops.Trainer(captured).step(x=x.numpy(), start=start.numpy())["loss"]
+    np.testing.assert_allclose(found, loss(model, x, start).item(), rtol=1e-5)
