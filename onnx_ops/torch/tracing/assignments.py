@@ -7,10 +7,9 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, _numpy
 
 from onnx_ops.torch.operators.linear_assignment import MODULE, NAME, scipys_function
 from onnx_ops.torch.tracing.importers import Importers
@@ -18,22 +17,9 @@ from onnx_ops.torch.tracing.importers import Importers
 
 @contextlib.contextmanager
 def assignments() -> Iterator[None]:
-    """A context in which SciPy's linear_sum_assignment takes tensors, in modules too that have imported it by name.
-
-    Its results are tensors then, which torch.from_numpy takes as they are.
-    """
-    function, from_numpy = scipys_function(), torch.from_numpy
-    if function is None:
-        yield
-        return
-
-    def of_results(array: Any) -> Tensor:
-        return array if isinstance(array, Tensor) else from_numpy(array)
-
-    with (
-        _importers(function).replaced({NAME: _of_tensors(function)}),
-        mock.patch.object(torch, "from_numpy", of_results),
-    ):
+    """A context in which SciPy's linear_sum_assignment takes tensors, in modules too that have imported it by name."""
+    function = scipys_function()
+    with contextlib.nullcontext() if function is None else _importers(function).replaced({NAME: _of_tensors(function)}):
         yield
 
 
@@ -45,6 +31,8 @@ def _importers(function: Callable[..., Any]) -> Importers:
 def _of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     def assigned(cost_matrix: Any, maximize: bool = False) -> Any:
         """As SciPy's: the rows, in their order, and a column of each, with the least sum of costs."""
+        if isinstance(cost_matrix, _numpy.ndarray):
+            return tuple(map(_numpy.ndarray, assigned(cost_matrix.tensor, maximize)))
         if not isinstance(cost_matrix, Tensor):
             return function(cost_matrix, maximize)
         if cost_matrix.dim() != 2:

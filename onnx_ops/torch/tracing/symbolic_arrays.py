@@ -48,10 +48,11 @@ def symbolic_arrays() -> Iterator[None]:
 def _of_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def called(*args: Any, **options: Any) -> Any:
-        if not args or not isinstance(args[0], _numpy.ndarray):
-            return function(*args, **options)
-        tensor = args[0].tensor
-        return tensor if name == FROM_NUMPY else function(tensor, *args[1:], **options)
+        given = args[0] if args else None
+        tensor = given.tensor if isinstance(given, _numpy.ndarray) else given
+        if name == FROM_NUMPY and isinstance(tensor, torch.Tensor):  # as SciPy's function of a tensor returns
+            return tensor
+        return function(tensor, *args[1:], **options) if args else function(**options)
 
     name = function.__name__
     return called

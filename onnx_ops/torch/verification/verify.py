@@ -332,13 +332,15 @@ class Verification:
 def _with_written(model: onnx.ModelProto, updated: Collection[str]) -> onnx.ModelProto:
     """A graph with what the loss writes into parameters that the optimizer updates, from which their updates begin."""
     made = {name for node in model.graph.node for name in node.output}
+    names = {value.name: WRITTEN + value.name.removeprefix(NEXT) for value in model.graph.output}
+    written = [value for value in model.graph.output if value.name in updated and names[value.name] in made]
+    if not written:
+        return model
     found = onnx.ModelProto()
     found.CopyFrom(model)
-    for value in model.graph.output:
-        name = WRITTEN + value.name.removeprefix(NEXT)
-        if value.name in updated and name in made:
-            found.graph.output.add().CopyFrom(value)
-            found.graph.output[-1].name = name
+    for value in written:
+        found.graph.output.add().CopyFrom(value)
+        found.graph.output[-1].name = names[value.name]
     return found
 
 
