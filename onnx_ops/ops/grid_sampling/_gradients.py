@@ -28,30 +28,29 @@ from onnx_ops.loops.places import add_to_places, multiply_with_places
 from onnx_ops.loops.primitives import Floating, choose, helper, like
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
 from onnx_ops.loops.shapes import give_shape
-from onnx_ops.ops.grid_sampling._points import (
-    ATTRIBUTES,
+from onnx_ops.ops.grid_sampling._channels import group_bytes, interleave_image, read_lanes, write_lanes
+from onnx_ops.ops.grid_sampling._corners import (
     BLOCK,
-    LEAD,
     MOST_AXES,
     MOST_CORNERS,
     MOST_TAPS,
-    NEAREST,
     POINTS,
-    TEXT,
     Points,
-    check_points,
-    choices,
     combine_places,
     combine_weights,
-    corners,
     find_taps,
-    gathered,
-    group_bytes,
-    interleave_image,
     lay_out_points,
-    read_lanes,
+)
+from onnx_ops.ops.grid_sampling._points import (
+    ATTRIBUTES,
+    LEAD,
+    NEAREST,
+    TEXT,
+    check_points,
+    choices,
+    corners,
+    gathered,
     taps_of,
-    write_lanes,
 )
 from onnx_ops.ops.references import computing_dtype, rounded
 

@@ -24,28 +24,19 @@ from onnx_ops.loops.memory import (
 from onnx_ops.loops.places import add_from_places
 from onnx_ops.loops.primitives import Floating, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
-from onnx_ops.ops.grid_sampling._points import (
-    ATTRIBUTES,
+from onnx_ops.ops.grid_sampling._channels import group_bytes, interleave_image, write_lanes
+from onnx_ops.ops.grid_sampling._corners import (
     BLOCK,
-    LEAD,
     MOST_AXES,
     MOST_CORNERS,
     MOST_TAPS,
     POINTS,
-    TEXT,
-    check_points,
-    choices,
     combine_places,
     combine_weights,
-    corners,
     find_taps,
-    gathered,
-    group_bytes,
-    interleave_image,
     lay_out_points,
-    taps_of,
-    write_lanes,
 )
+from onnx_ops.ops.grid_sampling._points import ATTRIBUTES, LEAD, TEXT, check_points, choices, corners, gathered, taps_of
 from onnx_ops.ops.references import computing_dtype, rounded
 
 

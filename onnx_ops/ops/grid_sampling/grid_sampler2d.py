@@ -13,7 +13,7 @@ from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.records import Job, Kernel
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.grid_sampling._bodies import store_samples
-from onnx_ops.ops.grid_sampling._points import POINTS
+from onnx_ops.ops.grid_sampling._corners import POINTS
 from onnx_ops.ops.grid_sampling._sampler import (
     infer_samples,
     lay_out_samples,

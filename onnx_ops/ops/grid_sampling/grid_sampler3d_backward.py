@@ -13,6 +13,7 @@ from onnx_ops.loops.loop import Layout, Tasks
 from onnx_ops.loops.records import Job, Kernel
 from onnx_ops.ops.computing import computing_type
 from onnx_ops.ops.grid_sampling._bodies import store_gradients
+from onnx_ops.ops.grid_sampling._corners import POINTS
 from onnx_ops.ops.grid_sampling._gradients import (
     gradient_signature,
     gradients_in_numpy,
@@ -21,7 +22,6 @@ from onnx_ops.ops.grid_sampling._gradients import (
     prepare,
     task,
 )
-from onnx_ops.ops.grid_sampling._points import POINTS
 
 AXES = 3
 SIGNATURE = gradient_signature(AXES, "D, H, W", "Dout, Hout, Wout")
