@@ -169,9 +169,11 @@ def place_coordinates(at: Array, count: int, size: int, align: int, single: bool
     elif single:
         for i in range(count):
             at[i] = 0.5 * in_float32(in_float32(in_float32(at[i] + 1.0) * whole) - 1.0)
-    else:
+    else:  # the product is rounded before 1 is subtracted, so in two loops: in one LLVM would fuse these
         for i in range(count):
-            at[i] = 0.5 * ((at[i] + 1.0) * whole - 1.0)
+            at[i] = (at[i] + 1.0) * whole
+        for i in range(count):
+            at[i] = 0.5 * (at[i] - 1.0)
 
 
 @helper
@@ -183,18 +185,22 @@ def write_within(at: Array, count: int, last: Number, offset: Number, places: Ar
 
 
 @helper
-def write_linear(at: Array, count: int, scales: Array, tap: int, places: Array, weights: Array, slopes: Array) -> None:
-    """Weights and their derivatives of one of the two taps of linear interpolation."""
+def write_linear(at: Array, count: int, tap: int, places: Array, weights: Array) -> None:
+    """Weights of one of the two taps of linear interpolation."""
     if tap == 0:
         for i in range(count):
             weights[i] = choose(places[i] < 0, 0.0, 1.0 - (at[i] - np.floor(at[i])))
-        for i in range(count):
-            slopes[i] = choose(places[i] < 0, 0.0, -scales[i])
     else:
         for i in range(count):
             weights[i] = choose(places[i] < 0, 0.0, at[i] - np.floor(at[i]))
-        for i in range(count):
-            slopes[i] = choose(places[i] < 0, 0.0, scales[i])
+
+
+@helper
+def write_linear_slopes(scales: Array, count: int, tap: int, places: Array, slopes: Array) -> None:
+    """The derivatives of the weights of one of the two taps of linear interpolation."""
+    sign = choose(tap == 0, -1.0, 1.0)
+    for i in range(count):
+        slopes[i] = choose(places[i] < 0, 0.0, sign * scales[i])
 
 
 @helper
@@ -225,14 +231,21 @@ def far_slope(d: Number) -> Number:
 
 
 @helper
-def write_cubic(at: Array, count: int, scale: Number, tap: int, places: Array, weights: Array, slopes: Array) -> None:
-    """Weights and their derivatives of one of the four taps of cubic interpolation."""
+def write_cubic(at: Array, count: int, tap: int, places: Array, weights: Array) -> None:
+    """Weights of one of the four taps of cubic interpolation."""
     first, sign = choose(tap < 2, 1.0 - tap, tap - 1.0), choose(tap < 2, 1.0, -1.0)
     is_near = tap == 1 or tap == 2
     for i in range(count):
         d = first + sign * behind(at[i])
         weight = choose(is_near, near_weight(d), far_weight(d))
         weights[i] = choose(places[i] < 0, 0.0, weight)
+
+
+@helper
+def write_cubic_slopes(at: Array, count: int, scale: Number, tap: int, places: Array, slopes: Array) -> None:
+    """The derivatives of the weights of one of the four taps of cubic interpolation."""
+    first, sign = choose(tap < 2, 1.0 - tap, tap - 1.0), choose(tap < 2, 1.0, -1.0)
+    is_near = tap == 1 or tap == 2
     for i in range(count):
         d = first + sign * behind(at[i])
         slope = sign * scale * choose(is_near, near_slope(d), far_slope(d))
@@ -248,7 +261,7 @@ def tap_of(axis: int, tap: int) -> int:
 @helper
 def find_taps(
     layout: Points, job: Job, image: int, grid: int, sample: int, first: int, count: int, x: Array, at: Array,
-    scales: Array, places: Array, weights: Array, slopes: Array,
+    scales: Array, places: Array, weights: Array, slopes: Array, with_slopes: bool,
 ) -> None:  # fmt: skip
     """The taps of points of a sample along all axes.
 
@@ -257,6 +270,7 @@ def find_taps(
         x: BLOCK * MOST_AXES elements to read coordinates into.
         at, scales: BLOCK elements each, to work with.
         places, weights, slopes: BLOCK * MOST_AXES * MOST_TAPS elements each.
+        with_slopes: whether to write the derivatives of the weights; not in the nearest mode.
     """
     kernel = record_at(job.kernel, KERNEL)
     element_type, axes, align, padding = kernel.element_type[grid], layout.axes, layout.align, layout.padding
@@ -270,7 +284,8 @@ def find_taps(
         write_coordinates(x, axes, axis, count, at)
         place_coordinates(at, count, size, align, element_type != DOUBLE)
         if interpolation != BICUBIC:
-            write_scales(at, count, last, scale, padding, align, scales)
+            if with_slopes:
+                write_scales(at, count, last, scale, padding, align, scales)
             move_places(at, count, last, padding, align)
         for tap in range(layout.taps):
             own = tap_of(axis, tap)
@@ -280,18 +295,20 @@ def find_taps(
                     scales[i] = np.floor(at[i]) + (tap - 1.0)
                 move_places(scales, count, last, padding, align)
                 write_within(scales, count, last, 0.0, place)
-                write_cubic(at, count, scale, tap, place, weight, slope)
+                write_cubic(at, count, tap, place, weight)
+                if with_slopes:
+                    write_cubic_slopes(at, count, scale, tap, place, slope)
             elif interpolation == BILINEAR:
                 write_within(at, count, last, wide(tap), place)
-                write_linear(at, count, scales, tap, place, weight, slope)
+                write_linear(at, count, tap, place, weight)
+                if with_slopes:
+                    write_linear_slopes(scales, count, tap, place, slope)
             else:
                 for i in range(count):
                     at[i] = np.rint(at[i])
                 write_within(at, count, last, 0.0, place)
                 for i in range(count):
                     weight[i] = choose(place[i] < 0, 0.0, 1.0)
-                for i in range(count):
-                    slope[i] = 0.0
 
 
 @helper

@@ -175,7 +175,9 @@ def add_to_image(job: Job, layout: Points, group: int, buffers: Any) -> None:
         sums[i] = 0.0
     for first in range(0, layout.points, BLOCK):
         count = min(BLOCK, layout.points - first)
-        find_taps(layout, job, INPUT, GRID, group // layout.groups, first, count, x, at, scales, taps, weights, slopes)
+        find_taps(
+            layout, job, INPUT, GRID, group // layout.groups, first, count, x, at, scales, taps, weights, slopes, False
+        )
         combine_places(layout, job, INPUT, count, taps, places)
         combine_weights(layout, count, weights, slopes, -1, factors)
         read_lanes(job.data[GRAD], element_type, layout.points, layout, group, first, count, rows, grad)
@@ -204,7 +206,7 @@ def differentiate_points(
         return
     for i in range(BLOCK * corners):
         products[i] = 0.0
-    find_taps(layout, job, INPUT, GRID, sample, first, count, x, at, scales, taps, weights, slopes)
+    find_taps(layout, job, INPUT, GRID, sample, first, count, x, at, scales, taps, weights, slopes, True)
     combine_places(layout, job, INPUT, count, taps, places)
     images, size = job.scratch + whole_lines(size_of(POINTS)), group_bytes(layout, size_of(dtype))
     for group in range(sample * layout.groups, (sample + 1) * layout.groups):

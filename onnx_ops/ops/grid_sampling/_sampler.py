@@ -147,7 +147,7 @@ def task(job: Job, number: int, dtype: Floating) -> None:
     images = job.scratch + whole_lines(size_of(POINTS))
     for first in range(begin, min(begin + layout.step, layout.points), BLOCK):
         count = min(BLOCK, layout.points - first)
-        find_taps(layout, job, INPUT, GRID, sample, first, count, x, at, scales, taps, weights, slopes)
+        find_taps(layout, job, INPUT, GRID, sample, first, count, x, at, scales, taps, weights, slopes, False)
         combine_places(layout, job, INPUT, count, taps, places)
         combine_weights(layout, count, weights, slopes, -1, factors)
         for group in range(sample * layout.groups, (sample + 1) * layout.groups):

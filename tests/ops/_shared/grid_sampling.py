@@ -180,6 +180,15 @@ def operands(form: Form, dtype: DType, *, gradient: bool) -> dict[str, Array | N
     return {"grad_output": normal((*image[:2], *grid), dtype, "grad"), **given} if gradient else given
 
 
+def flow(form: Form, dtype: DType) -> Array:
+    """Points near those of the elements, as displaced by a flow."""
+    image, grid = form
+    lines = [np.linspace(-1, 1, count) for count in reversed(grid)]
+    identity = np.stack(np.meshgrid(*reversed(lines), indexing="ij")[::-1], -1)
+    points: Array = (identity + 0.05 * normal((image[0], *grid, len(grid)), FLOAT64, "flow")).astype(dtype)
+    return points
+
+
 def special_points(axes: int, dtype: DType) -> Array:
     """A row of points, each coordinate of which takes special values: (2, ..., axes)."""
     values = [NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 1.25, -1.75, 3.0, -7.5, 60000.0, -1e-7, 0.5, 0.2]
@@ -318,7 +327,7 @@ class Family:
         }
 
         def benchmark(size: Form, dtype: DType) -> Call:
-            return self.call(size, dtype)
+            return self.call(size, dtype).but({"grid": flow(size, dtype)})
 
         return Record(
             self.op,
