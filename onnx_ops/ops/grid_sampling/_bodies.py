@@ -59,11 +59,8 @@ def store_gradients(b: Body, axes: int) -> None:
 
 
 def _samples(corners: Corners) -> Value:
-    # Sums over the first axis are those that onnxruntime adds up fastest.
     b = corners.builder
-    elements = corners.elements_at(b.op("Transpose", corners.index, name="corner_rows", perm=[2, 0, 1]))
-    weights = b.op("Transpose", corners.weights(), name="corner_weights", perm=[2, 0, 1])
-    samples = b.op("ReduceSum", elements * corners.column(weights), [0], keepdims=0)
+    samples = b.op("ReduceSum", corners.elements() * corners.column(corners.weights()), [2], keepdims=0)
     by_channel = b.op("Transpose", samples, name="by_channel", perm=[0, 2, 1])
     shape = b.op("Concat", corners.samples, corners.channels, corners.point_shape, name="out_shape", axis=0)
     return b.op("Reshape", by_channel, shape, name="samples", allowzero=1)
@@ -95,7 +92,7 @@ def _input_grad(corners: Corners) -> Value:
 
 def _grid_grad(corners: Corners) -> Value:
     b = corners.builder
-    products = corners.elements_at(corners.index) * b.op("Unsqueeze", corners.rows_of("grad_output"), [2])
+    products = corners.elements() * b.op("Unsqueeze", corners.rows_of("grad_output"), [2])
     totals = b.op("ReduceSum", products, [3], name="products", keepdims=0)
     totals = b.op("Where", corners.is_outside, 0.0, totals, name="products_inside")
     sums = b.op("MatMul", corners.slopes(), b.op("Unsqueeze", totals, [3], name="products_column"), name="slope")
@@ -269,10 +266,10 @@ class Corners:
         flat = b.op("Reshape", b.load(name), shape, name=f"flat_{name}", allowzero=1)
         return b.op("Transpose", flat, name=f"rows_of_{name}", perm=[0, 2, 1])
 
-    def elements_at(self, rows: Value) -> Value:
-        """The elements of the image in these rows, 0 outside: (..., C)."""
+    def elements(self) -> Value:
+        """The corners of the image, 0 outside: (N, points, corners, C)."""
         b = self._b
         shape = b.op("Concat", self.outside, self.channels, name="table_shape", axis=0)
         table = b.op("Reshape", self.rows_of("input"), shape, name="table", allowzero=1)
         row = b.op("Expand", 0.0, b.op("Concat", [1], self.channels, axis=0), name="row_of_zeros")
-        return b.op("Gather", b.op("Concat", table, row, name="table_and_zeros", axis=0), rows, name="elements")
+        return b.op("Gather", b.op("Concat", table, row, name="table_and_zeros", axis=0), self.index, name="elements")
