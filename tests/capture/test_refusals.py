@@ -301,7 +301,7 @@ def test_collectives_are_left_out(tmp_path: Path) -> None:
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        with pytest.raises(CaptureError, match=r"c10d\.allreduce_ of torch\.distributed.* Leave it out.*data-parallel"):
+        with pytest.raises(CaptureError, match=rf"c10d\.allreduce_ of .*run {LINE}\. Leave it out.*data-parallel"):
             gradients(torch.nn.Linear(3, 3), loss, (torch.randn(2, 3),))
     finally:
         torch.distributed.destroy_process_group()

@@ -720,6 +720,27 @@ def test_pytorch_computes_in_float64_whatever_the_code_names() -> None:
         np.testing.assert_allclose(got, exact, rtol=1e-13)
 
 
+Single = torch.FloatTensor  # scripts choose it by the device
+
+
+def of_types(x: Tensor) -> Tensor:
+    """As the noise of a script for GANs; the tensors of which PyTorch's types make others have their dtype there."""
+    noise = Single(torch.arange(6.0).reshape(2, 3) / 7) + torch.FloatTensor(2, 3).fill_(1 / 3)
+    assert isinstance(noise, torch.FloatTensor)
+    return x.type(Single).square() * torch.FloatTensor(noise.exp()).type("torch.FloatTensor")
+
+
+def test_pytorch_computes_in_float64_with_types_of_tensors() -> None:
+    x = torch.randn(2, 3, dtype=torch.float64)
+    with Float64Computation():
+        found = of_types(x)
+    wanted = x.square() * (torch.arange(6.0).reshape(2, 3).double() / 7 + 1 / 3).exp()
+    assert found.dtype is torch.float64
+    np.testing.assert_allclose(found, wanted, rtol=1e-14)
+    assert Single is torch.FloatTensor
+    assert of_types(x.float()).dtype is torch.float32
+
+
 class InvertedResidual(nn.Module):
     """The block of MobileNetV2 (Sandler et al. 2018)."""
 

@@ -160,7 +160,7 @@ def _control_flow(error: BaseException, where: Locations | None = None) -> str |
 
 def _bare(operator: OpOverload) -> str:
     """The name of an operator without namespace and overload: `add_` for aten.add_.Tensor."""
-    return str(operator).removeprefix("aten.").split(".")[0].split("::")[-1]
+    return operator.name().split("::")[-1].split(".")[0]
 
 
 @contextlib.contextmanager

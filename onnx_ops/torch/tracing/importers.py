@@ -1,4 +1,4 @@
-"""Functions in all modules that have them under their own names."""
+"""Functions and types in all modules that have them: in packages under their own names, in others under any name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx_ops.torch.tracing.frames import INSTALLED, is_library
 
 
 class Importers:
-    """The modules that have some functions under their own names.
+    """The modules that have some functions or types, as after `from math import sqrt as root`.
 
     A process has thousands of modules. Those of installed packages are looked through only once there are others.
 
@@ -35,17 +35,17 @@ class Importers:
     @contextlib.contextmanager
     def replaced(self, others: Mapping[str, Any]) -> Iterator[None]:
         """A context in which the modules have other functions of these names."""
-        found = [(names, self._found(names)) for names in self._namespaces()]
+        found = self._found()
         for names, own in found:
-            names.update((name, others[name]) for name in own)
+            names.update((alias, others[name]) for alias, name in own.items())
         try:
             yield
         finally:
             for names, own in found:
-                names.update((name, self._functions[name]) for name in own)
+                names.update((alias, self._functions[name]) for alias, name in own.items())
 
-    def _namespaces(self) -> list[dict[str, Any]]:
-        """Those of the modules that may have the functions."""
+    def _found(self) -> list[tuple[dict[str, Any], dict[str, str]]]:
+        """The namespaces of modules, and the names of the functions by those that they have there."""
         if self._count != len(sys.modules):
             self._count, self._users, self._installed = len(sys.modules), [], []
             for module in list(sys.modules.values()):
@@ -57,8 +57,9 @@ class Importers:
                     self._users.append(names)
                 elif not self._functions.keys().isdisjoint(names):
                     self._installed.append(names)
-        return [*self._installed, *self._users]
-
-    def _found(self, names: Mapping[str, Any]) -> list[str]:
-        functions = self._functions
-        return [name for name in names.keys() & functions.keys() if names[name] is functions[name]]
+        names_of = {id(function): name for name, function in self._functions.items()}
+        shared = [(names, names.keys() & self._functions.keys()) for names in self._installed]
+        return [
+            *((names, {n: n for n in own if names[n] is self._functions[n]}) for names, own in shared),
+            *((names, {n: names_of[id(v)] for n, v in [*names.items()] if id(v) in names_of}) for names in self._users),
+        ]

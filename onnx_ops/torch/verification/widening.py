@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 from onnx_ops.graph.walk import all_nodes
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.tracing.effects import written
+from onnx_ops.torch.tracing.importers import Importers
 from onnx_ops.torch.tracing.modes import OperatorMode
 
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -34,6 +35,42 @@ WIDE = {
     torch.complex64: torch.complex128,
 }
 """The dtypes that PyTorch replaces in `Float64Computation`."""
+NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+"""Those in `Float32Computation`."""
+
+
+class _Type(type):
+    """The metaclass of a replacement of a type such as torch.FloatTensor, which takes tensors of any dtype.
+
+    PyTorch's own types refuse a tensor that a computation has in another dtype.
+    """
+
+    origin: Any
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        of_tensor = len(args) == 1 and isinstance(args[0], torch.Tensor)
+        return torch.Tensor(*args) if of_tensor else cls.origin(*args, **options)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        own = cls.origin.dtype
+        return isinstance(instance, torch.Tensor) and instance.dtype in (own, WIDE.get(own), NARROWER.get(own))
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.origin, name)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.origin
+
+    def __hash__(cls) -> int:
+        return hash(cls.origin)
+
+
+_ORIGINS: dict[str, Any] = {
+    name: getattr(torch, name) for name in ("HalfTensor", "BFloat16Tensor", "FloatTensor", "DoubleTensor")
+}
+_TYPES = {name: _Type(f"torch.{name}", (), {"origin": origin}) for name, origin in _ORIGINS.items()}
+"""By the names that Tensor.type() reads."""
+_IMPORTERS = Importers(_ORIGINS)
 
 
 class _Computation(OperatorMode):
@@ -45,10 +82,13 @@ class _Computation(OperatorMode):
     def __enter__(self) -> Self:
         self._default = torch.get_default_dtype()
         torch.set_default_dtype(self.default)
+        self._types = _IMPORTERS.replaced(_TYPES)
+        self._types.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        self._types.__exit__(None, None, None)
         torch.set_default_dtype(self._default)
 
     def __torch_dispatch__(
@@ -77,7 +117,7 @@ class Float64Computation(_Computation):
 class Float32Computation(_Computation):
     """PyTorch computes in float32 what it would in float64."""
 
-    replaced, default = {torch.float64: torch.float32, torch.complex128: torch.complex64}, torch.float32
+    replaced, default = NARROWER, torch.float32
 
 
 def rounds_to_16_bits(model: onnx.ModelProto) -> bool:

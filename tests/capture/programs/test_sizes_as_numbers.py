@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from math import log10 as decadic
 from math import sqrt
 
 import numpy as np
@@ -180,7 +181,7 @@ def test_mathematics_of_sizes() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         y, size = model(x), x.shape[0]
         scale = math.log(size + 1) + math.sqrt(size) - sqrt(size + 2) * math.log2(size + 1) + np.log1p(size) / size
-        scale += math.exp(-size) + math.pow(size, -0.3) * math.log10(size + 5) + math.cos(size) * np.tanh(size / 9)
+        scale += math.exp(-size) + math.pow(size, -0.3) * decadic(size + 5) + math.cos(size) * np.tanh(size / 9)
         # In float32 0.1 * 30 is not above 3; rounded down, and half to even.
         rounded = math.ceil(0.1 * size) + math.floor(-0.7 * size) + (4 - size) // 3 + (0.7 * size) // 0.2
         rounded += sum(divmod(size, 4)) + round(size / 4) + (3 - size) % 4 + (0.3 * size) % -0.4
