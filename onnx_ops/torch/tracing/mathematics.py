@@ -39,6 +39,7 @@ def symbolic_mathematics() -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.SymFloat, "__floordiv__", _floor_divided))
         for name in DIVISIONS:
             stack.enter_context(mock.patch.object(torch.SymInt, name, _of_a_divisor(getattr(torch.SymInt, name), name)))
+        stack.enter_context(mock.patch.object(torch.SymInt, "__truediv__", _by_whole(torch.SymInt.__truediv__)))
         for module, importers in ((math, _IMPORTERS), (np, _IMPORTERS_OF_NUMPY)):
             own = {name: _of_sizes(getattr(module, name), FUNCTIONS[name]) for name in importers.names}
             stack.enter_context(importers.replaced(own))
@@ -133,6 +134,16 @@ def _of_a_divisor(method: Callable[..., Any], name: str) -> Callable[..., Any]:
         if is_read and not is_library(sys._getframe(1).f_code.co_filename):
             torch._check(divisor != 0)
         return method(size, other)
+
+    return divided
+
+
+def _by_whole(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Division also by a float that is an integer, as len(x) / (16 * 16 / 4): conditions on its quotient are solved."""
+
+    def divided(size: torch.SymInt, divisor: Number) -> Any:
+        is_whole = isinstance(divisor, float) and divisor.is_integer() and divisor > 0
+        return method(size, int(divisor) if is_whole else divisor)
 
     return divided
 

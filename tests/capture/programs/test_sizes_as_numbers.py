@@ -193,6 +193,19 @@ def test_mathematics_of_sizes() -> None:
     compared_at(nn.Linear(8, 8).double(), loss, [(size, 8) for size in sizes], Dim("N"), dtype=torch.float64)
 
 
+def test_sizes_divided_by_floats_that_are_integers() -> None:
+    """As the number of images that Swin computes of its windows."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        height, width, side = 4, 6, 2
+        windows = model(x.unflatten(1, (2, side, 3, side)).transpose(2, 3).reshape(-1, side, side, 8))
+        images = int(windows.shape[0] / (height * width / side / side))
+        y = windows.view(images, 2, 3, side, side, -1).transpose(2, 3).reshape(images, height, width, -1)
+        return y.cumsum(1).square().mean() + (y.sum() / (len(x) / 4.0)).sin()
+
+    compared_at(nn.Linear(8, 8), loss, [(3, 24, 8), (5, 24, 8), (1, 24, 8)], Dim("N"))
+
+
 def lines_of(loss: Loss) -> str:
     code = loss.__code__
     return rf"test_sizes_as_numbers\.py, line {code.co_firstlineno + 1}\)"
