@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 from captures import gradients, training_step
@@ -739,6 +741,17 @@ def test_pytorch_computes_in_float64_with_types_of_tensors() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-14)
     assert Single is torch.FloatTensor
     assert of_types(x.float()).dtype is torch.float32
+
+
+def test_graphs_with_sequences_are_converted_to_float64() -> None:
+    """As the parts of a split by a dynamic size."""
+    graph = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        parts (float[n, 3] x, int64[2] sizes, int64 place) => (float[m, 3] y)
+        <seq(float[k, 3]) parts> { parts = SplitToSequence <axis = 0> (x, sizes) y = SequenceAt (parts, place) }""")
+    x = np.arange(9.0).reshape(3, 3) / 7
+    session = onnxruntime.InferenceSession(to_float64(graph).SerializeToString())
+    (y,) = session.run(None, {"x": x, "sizes": np.array([1, 2]), "place": np.array(1)})
+    np.testing.assert_array_equal(y, x[1:])
 
 
 class InvertedResidual(nn.Module):

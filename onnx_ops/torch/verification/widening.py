@@ -162,7 +162,8 @@ def _widen(
 ) -> None:
     shapes: dict[str, list[int | str]] = {tensor.name: list(tensor.dims) for tensor in initializers}
     for value in values:
-        kind = value.type.tensor_type
+        of_sequence = value.type.HasField("sequence_type")
+        kind = (value.type.sequence_type.elem_type if of_sequence else value.type).tensor_type
         if kind.elem_type in ROUNDING:
             kind.elem_type = TensorProto.DOUBLE
         shapes[value.name] = [dim.dim_param or dim.dim_value for dim in kind.shape.dim]
