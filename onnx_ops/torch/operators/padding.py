@@ -23,7 +23,8 @@ def _pad(input: Tensor, pad: Sequence[int | Tensor], mode: str = "constant", val
     if mode != "constant":
         padded = range(input.dim() - 1, input.dim() - 1 - len(pad) // 2, -1)
         for axis, before, after in zip(padded, pad[::2], pad[1::2], strict=True):
-            require_size(input.shape[axis], torch.sym_max(before, after) + (mode == "reflect"))
+            if mode != "replicate":  # of an edge, of which there are as many copies as needed
+                require_size(input.shape[axis], torch.sym_max(before, after) + (mode == "reflect"))
         if mode == "circular":
             return _wrapped(input, pad)
         require_elements(input, range(input.dim() - 1 - len(padded), input.dim()))

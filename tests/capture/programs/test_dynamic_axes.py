@@ -129,6 +129,25 @@ def test_sizes_that_are_less_than_a_pad_needs_are_refused(mode: str, pads: list[
     np.testing.assert_allclose(trainer.step(x=smallest.numpy())["loss"], wanted, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dynamic_shapes", [None, ({2: Dim("N")},)], ids=["static", "dynamic"])
+@pytest.mark.parametrize("pads", [[4, 4], [5, 0], [0, 7]])
+def test_a_replication_pad_may_be_longer_than_the_axis(pads: list[int], dynamic_shapes: object) -> None:
+    def padded(network: nn.Module, x: Tensor) -> Tensor:
+        filled = F.pad(network(x), pads, "replicate")
+        return (filled * torch.arange(filled.shape[2])).square().mean()
+
+    network, x = nn.Conv1d(2, 2, 1), torch.randn(2, 2, 3)
+    trainer = onnx_ops.Trainer(gradients(network, padded, (x,), dynamic_shapes=dynamic_shapes, inference=False))
+    for size in [3] if dynamic_shapes is None else [3, 1, 2, 9]:
+        x = torch.randn(2, 2, size)
+        found = trainer.step(x=x.numpy())
+        network.zero_grad()
+        wanted = padded(network, x)
+        wanted.backward()
+        np.testing.assert_allclose(found["loss"], wanted.detach(), rtol=1e-5)
+        np.testing.assert_allclose(found["grad.weight"], network.weight.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_a_size_of_one_that_pytorch_refuses_for_the_numbers_of_the_example() -> None:
     """The lengths of the example are above 2 as well; with others a single step is right."""
 
