@@ -158,7 +158,7 @@ class JointStep:
         """
         info.call = None
         leaves = {name: values[name].detach() for name in (*self.parameters, *self.arguments)}
-        copied = leaves.keys() - own if changed is None else changed
+        copied = leaves.keys() - own if changed is None else {*changed, *self.arguments}
         leaves = {n: t.clone() if n in copied else t for n, t in leaves.items()}
         for name, tensor in (self.parameters | self.arguments).items():
             leaves[name].requires_grad_(tensor.requires_grad)

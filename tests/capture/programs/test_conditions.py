@@ -696,3 +696,18 @@ def test_conditions_on_numbers_that_other_data_do_not_have() -> None:
         trainer.evaluate(x=fewer)
     trainer.evaluate(x=x.numpy())
     trainer.step(x=x.numpy())
+
+
+def test_branches_on_an_argument_that_the_loss_changes() -> None:
+    """The example itself is not changed by the run that finds its numbers."""
+
+    def loss(model: nn.Module, x: Tensor, parts: Tensor) -> Tensor:
+        lengths = parts.mul_(x.shape[1]).int()
+        packed = nn.utils.rnn.pack_padded_sequence(model(x), lengths, batch_first=True)
+        return packed.data.square().sum()
+
+    torch.manual_seed(0)
+    model, x, parts = nn.Linear(3, 2), torch.randn(3, 4, 3), torch.tensor([1, 0.5, 0.25])
+    trainer = Trainer(gradients(model, loss, (x, parts), specialize=True, inference=False))
+    found = trainer.step(x=x.numpy(), parts=parts.numpy())["loss"]
+    np.testing.assert_allclose(found, loss(model, x, parts.clone()).detach(), rtol=1e-6)
