@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +119,15 @@ def test_refused(name: str) -> None:
     function, message = REFUSED[name]
     with pytest.raises(CaptureError, match=message):
         capture(function)
+
+
+def test_the_line_that_calls_an_installed_package() -> None:
+    """Of a package of functions such as einops, whose own line does not tell which of its calls is meant."""
+    package: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+    source = "def halved(x):\n    return x / 2 if x.sum() > 0 else x\ndef called(x):\n    return halved(x)\n"
+    exec(compile(source, f"{sysconfig.get_path('purelib')}/package/functions.py", "exec"), package)
+    with pytest.raises(CaptureError, match=rf"{WHERE} decides .* at \S*/functions\.py, line 2, called {LINE}, by"):
+        capture(lambda x: package["called"](x))
 
 
 def test_numbers_that_are_specialized_to_those_of_the_example() -> None:

@@ -5,6 +5,7 @@ Nor is it a line of NumPy and SciPy, which compute with the numbers that they ar
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import linecache
 import sys
@@ -12,8 +13,7 @@ import sysconfig
 import traceback
 import types
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,15 +42,21 @@ NUMERICAL = tuple(
 )
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of code."""
+    """A line of code.
+
+    Attributes:
+        caller: the innermost line outside an installed package whose line this is, such as einops; None if unknown.
+    """
 
     file: str
     number: int
+    caller: Line | None = dataclasses.field(default=None, compare=False)
 
     def __str__(self) -> str:
-        return f"{self.file}, line {self.number}"
+        own = f"{self.file}, line {self.number}"
+        return own if self.caller is None else f"{own}, called at {self.caller}"
 
     @property
     def short(self) -> str:
@@ -130,11 +136,27 @@ def line_of_stack(stack: traceback.StackSummary) -> Line | None:
 
 def _first(places: Iterable[tuple[str, int]]) -> Line | None:
     """The first line of a model or loss; `places` has files and numbers of lines, the innermost first."""
+    lines = _lines(places)
+    if (first := next(lines, None)) is None or (package := _package(first.file)) is None:
+        return first
+    return dataclasses.replace(first, caller=next((line for line in lines if _package(line.file) != package), None))
+
+
+def _lines(places: Iterable[tuple[str, int]]) -> Iterator[Line]:
+    """The lines of models and losses."""
     for file, number in places:
         if file == TRACING:
-            return None
+            return
         if _is_of_model(file):
-            return Line(file, number)
+            yield Line(file, number)
+
+
+@functools.cache
+def _package(file: str) -> str | None:
+    """The folder of the installed package that a file is of; None if it is of none."""
+    for folder in INSTALLED:
+        if file.startswith(f"{folder}/"):
+            return f"{folder}/{file.removeprefix(f'{folder}/').split('/')[0]}"
     return None
 
 
