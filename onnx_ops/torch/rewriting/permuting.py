@@ -78,7 +78,8 @@ def _groups(perm: Sequence[int], shape: Sequence[Any]) -> list[list[int]]:
 
 def _can_be_reshaped(shape: Sequence[Any]) -> bool:
     """Whether the numbers of a Reshape, with -1 for one dynamic size, say all sizes."""
-    return sum(not isinstance(size, int) for size in shape) <= 1
+    dynamic = sum(not isinstance(size, int) for size in shape)
+    return dynamic == 0 or (dynamic == 1 and 0 not in shape)  # beside a size of 0 any would do for -1
 
 
 def _runs(before: Sequence[int], after: Sequence[int]) -> list[list[int]]:

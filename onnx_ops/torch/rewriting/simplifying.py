@@ -143,10 +143,18 @@ def _of(op_type: str, rule: rewriter.pattern.RewriteRule) -> rewriter.pattern.Re
     only = copy.copy(rule)
 
     def rewritten(model: ir.Model, graph: ir.Graph | ir.Function, node: ir.Node, **options: Any) -> Any:
-        return rule.try_rewrite(model, graph, node, **options) if node.op_type == op_type else None
+        if node.op_type != op_type or (rule is common_rules.materialize_reshape_shape_rule and not _inferable(node)):
+            return None
+        return rule.try_rewrite(model, graph, node, **options)
 
     only.try_rewrite = rewritten
     return only
+
+
+def _inferable(node: ir.Node) -> bool:
+    """Whether a Reshape with -1 for a dynamic size of its result can tell it: any would do beside a size of 0."""
+    shape = node.outputs[0].shape
+    return shape is not None and (0 not in shape or shape.is_static())
 
 
 def _omit_unused_outputs(model: ir.Model) -> None:

@@ -107,3 +107,18 @@ def test_means_of_what_may_be_empty() -> None:
     for batch in (x, alone, -x.abs(), x[:3]):
         (got,) = session.run(["output.1"], capture.state | {"x": batch.numpy()})
         np.testing.assert_allclose(got, loss(model, batch).detach().numpy(), rtol=2e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_layers_without_features_on_a_dynamic_axis() -> None:
+    """As of a width divided by 16: the numbers of a Reshape with a 0 among them do not tell the dynamic size."""
+    torch.manual_seed(0)
+    model, rows = nn.Sequential(nn.Linear(3, 0), nn.LeakyReLU(), nn.Linear(0, 4)), torch.randn(5, 2, 3)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x).permute(2, 0, 1) - x.mean()).square().sum() + model[0](x).permute(2, 1, 0).sum()
+
+    trainer = Trainer(gradients(model, loss, (rows,), dynamic_shapes=({0: Dim("N")},)))
+    for x in (rows, rows[:3]):
+        found = trainer.step(x=x.numpy())["loss"]
+        np.testing.assert_allclose(found, loss(model, x).detach(), rtol=1e-5)
