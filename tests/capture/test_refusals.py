@@ -178,6 +178,18 @@ def test_dynamic_sizes_in_place_of_numbers(function: Callable[[torch.Tensor], to
         )
 
 
+def test_a_set_of_the_elements_of_an_array() -> None:
+    """Of as many elements as a dynamic size, of which none is a number."""
+
+    def loss(model: torch.nn.Module, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.stack([model(x[labels == label]).sum() for label in set(labels.numpy())]).sum()
+
+    rows = {0: torch.export.Dim("N")}
+    example, said = (torch.ones(3, 2), torch.tensor([0, 1, 1])), f"outside of PyTorch {LINE}, in NumPy"
+    with pytest.raises(CaptureError, match=said):
+        gradients(torch.nn.Linear(2, 1), loss, example, dynamic_shapes=(rows, rows))
+
+
 def test_control_flow_on_dynamic_sizes() -> None:
     model = Model(lambda x: torch.ops.higher_order.cond(x.shape[0] > 3, torch.sin, torch.cos, (x,)))
     with pytest.raises(CaptureError, match=rf"the control flow operator cond {LINE} cannot be captured.*torch\.cond"):

@@ -293,7 +293,7 @@ def _explanation(error: BaseException, where: Locations) -> str | None:
 
 _ARRAY_REQUIRED = (
     r"\.numpy\(\) is not|from dtype\('O'\)|object arrays are not supported|ufunc '\w+' not supported"
-    r"|not a storage 'ndarray'"
+    r"|not a storage 'ndarray'|unhashable type: 'ndarray'"
 )
 """Messages of PyTorch and NumPy where code requires the numbers of a tensor in an array."""
 
