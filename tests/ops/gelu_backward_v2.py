@@ -76,7 +76,8 @@ def _terms(grad_output: ArrayLike, self: ArrayLike, approximate: int) -> tuple[A
 def oracle(grad_output: ArrayLike, self: ArrayLike, approximate: int = NONE, *, dtype: Reals = np.float64) -> Array:
     """grad_output times the derivative; an infinite self gives its limit."""
     g, first, second = _terms(grad_output, self, approximate)
-    return np.asarray(g * (first + second)).astype(dtype)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(g * np.where(np.isneginf(real(self, WIDE)), 0, first + second)).astype(dtype)
 
 
 def largest_term(

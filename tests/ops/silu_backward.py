@@ -38,7 +38,7 @@ def oracle(grad_output: ArrayLike, self: ArrayLike, *, dtype: Reals = np.float64
     """grad_output times the derivative; an infinite self gives its limit."""
     g, first, second = _terms(grad_output, self)
     with np.errstate(all="ignore"):
-        return np.asarray(g * (first + second)).astype(dtype)
+        return np.asarray(g * np.where(np.isneginf(real(self, WIDE)), 0, first + second)).astype(dtype)
 
 
 def largest_term(grad_output: ArrayLike, self: ArrayLike, *, dtype: Reals = np.float64) -> Array:

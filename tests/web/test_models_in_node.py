@@ -163,6 +163,7 @@ FITTING = {
         for kind in ("", "Grad")
         for name in ("samples", "samples_of_value", "heads_of_value")
     ),
+    *(f"GridSampler{axes}D{kind}-nothing" for axes in (2, 3) for kind in ("", "Backward")),
     "MaxPool2dWithIndices-shape_2x3x1x6",
     "MaxPool2dWithIndices-shape_2x3x5x1",
     "MaxPool2dWithIndices-window_beyond_its_stride",
