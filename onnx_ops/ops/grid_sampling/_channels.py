@@ -5,27 +5,31 @@ A group of channels that are fewer is filled with zeros.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from onnx_ops.loops.memory import (
     LANES,
     allocate,
     array_at,
+    computing_size,
     free,
     interleave,
     item_size,
     record_at,
     separate,
     size_of,
+    whole_lines,
 )
 from onnx_ops.loops.primitives import Array, Floating, choose, helper, like
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job
-from onnx_ops.ops.grid_sampling._corners import Points
+from onnx_ops.ops.grid_sampling._corners import POINTS, Points
 
 
 @helper
 def group_bytes(layout: Points, size: int) -> int:
-    """Bytes of a group of channels of the image, and a place of zeros behind it, which stands for what is outside."""
+    """Bytes of a group of channels of the image, and of a row of zeros behind it, for corners outside."""
     return (layout.elements + 1) * LANES * size
 
 
@@ -66,15 +70,28 @@ def read_lanes(
 
 
 @helper
-def interleave_image(job: Job, layout: Points, group: int, image: int, memory: int, dtype: Floating) -> None:
-    """Write a group of channels of the image, and zeros, to its memory."""
-    kernel = record_at(job.kernel, KERNEL)
-    out = array_at(memory + group * group_bytes(layout, size_of(dtype)), (layout.elements + 1) * LANES, dtype)
+def reserve(layout: Points, job: Job, element_type: int) -> None:
+    """Set the bytes of scratch memory: of the layout, and of the channels that tasks of `prepare` interleave."""
+    size = group_bytes(layout, computing_size(element_type))
+    job.scratch_bytes = whole_lines(size_of(POINTS)) + job.prepare_tasks * size
+
+
+@helper
+def interleaved(layout: Points, job: Job, group: int, dtype: Floating) -> Any:
+    """A group of channels of the image in the scratch memory, and the row of zeros behind it."""
+    address = job.scratch + whole_lines(size_of(POINTS)) + group * group_bytes(layout, size_of(dtype))
+    return array_at(address, (layout.elements + 1) * LANES, dtype)
+
+
+@helper
+def interleave_image(job: Job, group: int, image: int, dtype: Floating) -> None:
+    """Write a group of channels of the image, and zeros, to the scratch memory."""
+    kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, POINTS)
+    out, elements = interleaved(layout, job, group, dtype), layout.elements
     own, rows = allocate((LANES, np.int64))
     if own == 0:
         job.failed = NO_MEMORY
         return
-    elements = layout.elements
     read_lanes(job.data[image], kernel.element_type[image], elements, layout, group, 0, elements, rows, out)
     for lane in range(LANES):
         out[elements * LANES + lane] = 0.0

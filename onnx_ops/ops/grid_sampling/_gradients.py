@@ -15,20 +15,16 @@ from onnx_ops.loops.memory import (
     LANES,
     address_of,
     allocate,
-    array_at,
-    computing_size,
     free,
     item_size,
     record_at,
-    size_of,
-    whole_lines,
     write_numbers,
 )
 from onnx_ops.loops.places import add_to_places, multiply_with_places
 from onnx_ops.loops.primitives import Floating, choose, helper, like
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
 from onnx_ops.loops.shapes import give_shape
-from onnx_ops.ops.grid_sampling._channels import group_bytes, interleave_image, read_lanes, write_lanes
+from onnx_ops.ops.grid_sampling._channels import interleave_image, interleaved, read_lanes, reserve, write_lanes
 from onnx_ops.ops.grid_sampling._corners import (
     BLOCK,
     MOST_AXES,
@@ -154,15 +150,13 @@ def lay_out_gradients(address: int, kernel: Kernel, job: Job, axes: int) -> bool
         job.tasks += layout.samples * layout.tasks
         if layout.interpolation != NEAREST and layout.points > 0:
             job.prepare_tasks = layout.samples * layout.groups
-    size = group_bytes(layout, computing_size(kernel.element_type[INPUT]))
-    job.scratch_bytes = whole_lines(size_of(POINTS)) + job.prepare_tasks * size
+    reserve(layout, job, kernel.element_type[INPUT])
     return bool(fit)
 
 
 def prepare(job: Job, number: int, dtype: Floating) -> None:
     """Interleave the channels of a group."""
-    layout = record_at(job.scratch, POINTS)
-    interleave_image(job, layout, number, INPUT, job.scratch + whole_lines(size_of(POINTS)), dtype)
+    interleave_image(job, number, INPUT, dtype)
 
 
 @helper
@@ -208,10 +202,9 @@ def differentiate_points(
         products[i] = 0.0
     find_taps(layout, job, INPUT, GRID, sample, first, count, x, at, scales, taps, weights, slopes, True)
     combine_places(layout, job, INPUT, count, taps, places)
-    images, size = job.scratch + whole_lines(size_of(POINTS)), group_bytes(layout, size_of(dtype))
     for group in range(sample * layout.groups, (sample + 1) * layout.groups):
         read_lanes(job.data[GRAD], kernel.element_type[GRAD], layout.points, layout, group, first, count, rows, grad)
-        table = array_at(images + group * size, (elements + 1) * LANES, dtype)
+        table = interleaved(layout, job, group, dtype)
         for i in range(count):
             multiply_with_places(table, places, i, BLOCK, corners, grad, i, products)
     for corner in range(0, corners * BLOCK, BLOCK):

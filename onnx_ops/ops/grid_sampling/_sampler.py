@@ -14,17 +14,13 @@ from onnx_ops.loops.memory import (
     LANES,
     address_of,
     allocate,
-    array_at,
-    computing_size,
     free,
     record_at,
-    size_of,
-    whole_lines,
 )
 from onnx_ops.loops.places import add_from_places
 from onnx_ops.loops.primitives import Floating, helper
 from onnx_ops.loops.records import KERNEL, NO_MEMORY, Job, Kernel
-from onnx_ops.ops.grid_sampling._channels import group_bytes, interleave_image, write_lanes
+from onnx_ops.ops.grid_sampling._channels import interleave_image, interleaved, reserve, write_lanes
 from onnx_ops.ops.grid_sampling._corners import (
     BLOCK,
     MOST_AXES,
@@ -111,22 +107,20 @@ def lay_out_samples(address: int, kernel: Kernel, job: Job, axes: int) -> bool:
         job.output_dims[0, LEAD + axis] = job.dims[GRID, 1 + axis]
     job.tasks = layout.samples * layout.tasks if layout.channels > 0 else 0
     job.prepare_tasks = layout.samples * layout.groups if layout.points > 0 else 0
-    size = group_bytes(layout, computing_size(kernel.element_type[INPUT]))
-    job.scratch_bytes = whole_lines(size_of(POINTS)) + job.prepare_tasks * size
+    reserve(layout, job, kernel.element_type[INPUT])
     return True
 
 
 def prepare(job: Job, number: int, dtype: Floating) -> None:
     """Interleave the channels of a group."""
-    layout = record_at(job.scratch, POINTS)
-    interleave_image(job, layout, number, INPUT, job.scratch + whole_lines(size_of(POINTS)), dtype)
+    interleave_image(job, number, INPUT, dtype)
 
 
 def task(job: Job, number: int, dtype: Floating) -> None:
     """Some points."""
     kernel, layout = record_at(job.kernel, KERNEL), record_at(job.scratch, POINTS)
     element_type = kernel.output_type[0]
-    most, size = BLOCK * MOST_AXES * MOST_TAPS, group_bytes(layout, size_of(dtype))
+    most = BLOCK * MOST_AXES * MOST_TAPS
     memory, x, at, scales, taps, weights, slopes, places, factors, sums, rows, beyond = allocate(
         (BLOCK * MOST_AXES, np.float64),
         (BLOCK, np.float64),
@@ -144,14 +138,13 @@ def task(job: Job, number: int, dtype: Floating) -> None:
         job.failed = NO_MEMORY
         return
     sample, begin = number // layout.tasks, number % layout.tasks * layout.step
-    images = job.scratch + whole_lines(size_of(POINTS))
     for first in range(begin, min(begin + layout.step, layout.points), BLOCK):
         count = min(BLOCK, layout.points - first)
         find_taps(layout, job, INPUT, GRID, sample, first, count, x, at, scales, taps, weights, slopes, False)
         combine_places(layout, job, INPUT, count, taps, places)
         combine_weights(layout, count, weights, slopes, -1, factors)
         for group in range(sample * layout.groups, (sample + 1) * layout.groups):
-            table = array_at(images + group * size, (layout.elements + 1) * LANES, dtype)
+            table = interleaved(layout, job, group, dtype)
             for i in range(count):
                 add_from_places(table, places, factors, i, BLOCK, layout.corners, sums, i)
             write_lanes(
