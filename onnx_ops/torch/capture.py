@@ -53,7 +53,8 @@ from onnx_ops.torch.tracing.explanations import (
 from onnx_ops.torch.tracing.frames import warn
 from onnx_ops.torch.tracing.inspections import Inspections
 from onnx_ops.torch.tracing.learning_rates import constant_rates
-from onnx_ops.torch.tracing.trace import Tensors, trace
+from onnx_ops.torch.tracing.program import Tensors
+from onnx_ops.torch.tracing.trace import trace
 from onnx_ops.torch.verification.bounds import given_bounds, step_bounds
 from onnx_ops.torch.verification.outside import outside_explained
 from onnx_ops.torch.verification.single import named_dimensions

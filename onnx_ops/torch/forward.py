@@ -26,11 +26,13 @@ from onnx_ops.torch.lowering.export import to_onnx
 from onnx_ops.torch.operators.sparse_matrices import SparseMatrix
 from onnx_ops.torch.steps.calls import FunctionCall, ModelCall, RunInfo
 from onnx_ops.torch.steps.step import JointStep
+from onnx_ops.torch.tracing.contexts import eager_mode
 from onnx_ops.torch.tracing.explanations import Locations, ties_explained, vectors_explained
 from onnx_ops.torch.tracing.multiples import dimensions
 from onnx_ops.torch.tracing.preserving import preserved
+from onnx_ops.torch.tracing.program import Dynamic, Tensors
 from onnx_ops.torch.tracing.randomness import Random
-from onnx_ops.torch.tracing.trace import Dynamic, Tensors, Traced, eager_mode, trace
+from onnx_ops.torch.tracing.trace import Traced, trace
 from onnx_ops.torch.verification.graph import Graph, arrays
 from onnx_ops.torch.verification.single import Sizes, named_dimensions, refused_at_one
 from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, TOLERANCES, Tolerance, compare

@@ -15,9 +15,11 @@ from onnx_ops.torch.lowering.translation import check_translations, registry, tr
 from onnx_ops.torch.operators.barriers import lower_barriers
 from onnx_ops.torch.operators.marks import take_out_marks
 from onnx_ops.torch.rewriting.simplifying import simplify
+from onnx_ops.torch.tracing.contexts import only_nodes, without_logs
 from onnx_ops.torch.tracing.explanations import Locations, explained
+from onnx_ops.torch.tracing.program import Dynamic, Tensors
 from onnx_ops.torch.tracing.sizes import size_oblivious
-from onnx_ops.torch.tracing.trace import Dynamic, Tensors, Traced, only_nodes, without_logs
+from onnx_ops.torch.tracing.trace import Traced
 
 
 @contextlib.contextmanager

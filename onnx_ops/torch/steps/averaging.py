@@ -13,7 +13,7 @@ from onnx_ops.core.step_format import AVERAGES_COUNT, average_name
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.pairs import as_real
 from onnx_ops.torch.optimizers.arithmetic import lerp, number
-from onnx_ops.torch.tracing.trace import Tensors
+from onnx_ops.torch.tracing.program import Tensors
 
 
 class Averaging:

@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from onnx_ops.core.step_format import OUTPUT
 from onnx_ops.torch.base.arguments import children, tensors
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.tracing.trace import Tensors
+from onnx_ops.torch.tracing.program import Tensors
 
 
 def follow_hooks(name: str, parameter: torch.Tensor, leaf: torch.Tensor) -> None:

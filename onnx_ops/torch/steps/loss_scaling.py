@@ -12,7 +12,7 @@ import torch
 
 from onnx_ops.core.step_format import GRAD_SCALE, GROWTH_TRACKER
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.tracing.trace import Tensors
+from onnx_ops.torch.tracing.program import Tensors
 
 
 class LossScaling:

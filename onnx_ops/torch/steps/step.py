@@ -22,8 +22,8 @@ from onnx_ops.torch.steps.memory import overlapping
 from onnx_ops.torch.steps.recomputation import ordered_recomputation
 from onnx_ops.torch.steps.references import References
 from onnx_ops.torch.tracing.effects import storage_of
+from onnx_ops.torch.tracing.program import Tensors
 from onnx_ops.torch.tracing.randomness import Random
-from onnx_ops.torch.tracing.trace import Tensors
 
 EXCHANGED = 2**18
 """Elements that are copied at a time where two tensors exchange theirs."""

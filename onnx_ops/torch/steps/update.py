@@ -12,7 +12,7 @@ from onnx_ops.torch.optimizers.plan import Plan, clipped
 from onnx_ops.torch.steps.averaging import Averaging
 from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.loss_scaling import LossScaling, all_finite
-from onnx_ops.torch.tracing.trace import Tensors
+from onnx_ops.torch.tracing.program import Tensors
 from onnx_ops.training.counters import WRITTEN
 
 

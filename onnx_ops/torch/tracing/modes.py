@@ -19,7 +19,7 @@ ARGUMENTS = {
 class OperatorMode(TorchDispatchMode):
     """A mode whose method is called without PyTorch's guard against torch.compile, a fifth of the time of a trace.
 
-    Within a step compiled functions run as they are written (`trace.portable_kernels`).
+    Within a step compiled functions run as they are written (`contexts.portable_kernels`).
     """
 
     @classmethod

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import logging
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import sympy
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.profiler import record_function
-from torch.distributions import Distribution
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
@@ -31,149 +23,36 @@ from onnx_ops.core.step_format import CONDITION_NUMBERS, CONDITIONS, SEED
 from onnx_ops.torch.base.arguments import Dimension
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.operators import TABLE
-from onnx_ops.torch.operators.attention import causal_biases
-from onnx_ops.torch.operators.von_mises import bounded_rejections
-from onnx_ops.torch.tracing.assignments import assignments
-from onnx_ops.torch.tracing.branches import GUARDS, Made, Multiples, covers, on_multiples, without_guards
+from onnx_ops.torch.tracing.branches import GUARDS, Made, covers, on_multiples, without_guards
 from onnx_ops.torch.tracing.caches import bypassed_caches, dictionaries_of_sizes, hashes_a_size, without_traced_values
 from onnx_ops.torch.tracing.constants import Constants
-from onnx_ops.torch.tracing.control_flow import written_control_flow
+from onnx_ops.torch.tracing.contexts import (
+    only_nodes,
+    portable_kernels,
+    substituted,
+    without_anomaly_detection,
+    without_logs,
+    without_profiles,
+)
 from onnx_ops.torch.tracing.conversions import Conversions
-from onnx_ops.torch.tracing.data_dependence import DataDependence, Example, ExampleRequired, Recording, single_reads
+from onnx_ops.torch.tracing.data_dependence import DataDependence, ExampleRequired
 from onnx_ops.torch.tracing.explanations import Locations, causes, explained
-from onnx_ops.torch.tracing.extremes import symbolic_extremes
-from onnx_ops.torch.tracing.fake_tensors import FakeTensors, unchanged_conversions
+from onnx_ops.torch.tracing.fake_tensors import FakeTensors
 from onnx_ops.torch.tracing.folding import fold_functions
 from onnx_ops.torch.tracing.frames import Line
 from onnx_ops.torch.tracing.indices import index_ranges
 from onnx_ops.torch.tracing.inputs import Input, check_sizes, possibly_zero, restrictions, unify_sizes
-from onnx_ops.torch.tracing.limits import take_bounds, taken_sizes, valid_sizes, within
+from onnx_ops.torch.tracing.limits import take_bounds, valid_sizes
 from onnx_ops.torch.tracing.mathematics import quotients_of_nodes
-from onnx_ops.torch.tracing.mixed_precision import Float32Computation
 from onnx_ops.torch.tracing.preserving import preserved
+from onnx_ops.torch.tracing.program import Dynamic, Program, Tensors
 from onnx_ops.torch.tracing.real_parts import RealParts, has_complex_numbers
 from onnx_ops.torch.tracing.repeated_gradients import repeated_gradients
 from onnx_ops.torch.tracing.row_indices import index_rows
 from onnx_ops.torch.tracing.sizes import RecordedShapes, Roots, size_oblivious, symbolic_sizes
-from onnx_ops.torch.tracing.substitution import Substitution, WholeOps
-from onnx_ops.torch.tracing.symbolic_arrays import symbolic_arrays
-from onnx_ops.torch.tracing.texts import symbolic_texts
 from onnx_ops.torch.tracing.zero_sums import make_zeros_positive
 from onnx_ops.training.conditions import Condition
 from onnx_ops.training.ranges import IndexRange
-
-WITHOUT_NUMBERS = (torch.nn.functional.scaled_dot_product_attention,)
-"""Functions whose replacements read no numbers from data, and take longer than PyTorch's own."""
-
-Tensors = dict[str, torch.Tensor]
-Dynamic = Mapping[str, Mapping[int, Dimension]]
-"""The dynamic dimensions of tensors, by the name of the tensor and the axis."""
-
-
-@contextlib.contextmanager
-def portable_kernels() -> Iterator[None]:
-    """PyTorch runs ATen operators whose derivatives are ATen operators too, instead of calls of a CPU library.
-
-    Functions that torch.compile or torch.jit.script has compiled run as they are written.
-    """
-    with (
-        mock.patch.object(torch.jit.ScriptFunction, "__call__", _called_as_written(torch.jit.ScriptFunction.__call__)),
-        torch.compiler.set_stance("force_eager"),
-        torch._dynamo.config.patch(error_on_nested_fx_trace=False),
-        mock.patch.object(torch.backends.mha, "_is_fastpath_enabled", False),  # nested tensors, in evaluation mode
-        warnings.catch_warnings(action="ignore"),  # the flags warn of a TF32 setting that stays unchanged
-        torch.backends.mkldnn.flags(enabled=False),
-        torch.backends.nnpack.flags(enabled=False),  # its selection depends on the size of the batch
-        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
-    ):
-        yield
-
-
-def _called_as_written(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The call of a function of TorchScript, whose integers may then be dynamic sizes."""
-
-    def called(script: torch.jit.ScriptFunction, *args: Any, **kwargs: Any) -> Any:
-        written = getattr(script, "_torchdynamo_inline", None)
-        return call(script, *args, **kwargs) if written is None else written(*args, **kwargs)
-
-    return called
-
-
-@contextlib.contextmanager
-def eager_mode() -> Iterator[None]:
-    """PyTorch runs the operators that a trace records.
-
-    Attention consists of the same operators, which draw random numbers in the same order, functions that PyTorch has on
-    GPUs only are available, and gradients that PyTorch's kernels get wrong are right.
-    """
-    with (
-        Substitution(TABLE.missing | TABLE.corrections),
-        portable_kernels(),
-        causal_biases(),
-        bounded_rejections(),
-        written_control_flow(),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _symbolic_distributions() -> Iterator[None]:
-    """torch.distributions does not validate its arguments, as a trace has no values; the eager run has done it.
-
-    It broadcasts shapes with dynamic sizes.
-    """
-    with (
-        mock.patch.object(Distribution, "_validate_args", False),
-        mock.patch.object(torch._C, "_infer_size", torch.broadcast_shapes),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _without_anomaly_detection() -> Iterator[None]:
-    """Autograd does not look for NaN among the numbers of gradients, which a trace does not have."""
-    before = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-    torch.set_anomaly_enabled(False)
-    try:
-        with mock.patch.object(torch, "set_anomaly_enabled"):
-            yield
-    finally:
-        torch.set_anomaly_enabled(*before)
-
-
-@contextlib.contextmanager
-def _without_profiles() -> Iterator[None]:
-    """The ranges of torch.profiler.record_function, as in DataParallel, are no operators of a trace."""
-    with mock.patch.multiple(record_function, __enter__=lambda self: self, __exit__=lambda *_: None):
-        yield
-
-
-@contextlib.contextmanager
-def without_logs(*names: str) -> Iterator[None]:
-    """Without the logs of some loggers, except for critical ones."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def only_nodes() -> Iterator[None]:
-    """A context in which graphs are nodes with FakeTensors, as nothing else is used.
-
-    They are not compiled to Python, and have no TensorMetadata, for which PyTorch looks for a memory format.
-    """
-    with _use_lazy_graph_module(True), mock.patch.object(proxy_tensor, "_extract_tensor_metadata", _no_metadata):
-        yield
-
-
-def _no_metadata(tensor: torch.Tensor) -> None:
-    """In place of the TensorMetadata of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +113,7 @@ def trace(
         CaptureError: the function cannot be traced, or is valid only for some sizes of the dynamic dimensions.
     """
     conversions = Conversions()
-    program = _Program(function, examples, dynamic, where, followed, constants, refuses, conversions)
+    program = Program(function, examples, dynamic, where, followed, constants, refuses, conversions)
     first: Traced | None = None
     while True:
         known = len(conversions.modules)
@@ -253,76 +132,7 @@ def trace(
         first = first or found
 
 
-@dataclass(frozen=True)
-class _Program:
-    """What is traced: the arguments of `trace`.
-
-    Attributes:
-        conversions: what Python's int() and float() call numbers of the example.
-        example: what depends on data in the examples; None before it is needed.
-    """
-
-    function: Callable[[Tensors], Tensors]
-    examples: Tensors
-    dynamic: Dynamic
-    where: Locations
-    followed: Collection[str]
-    constants: Collection[str]
-    refuses: Callable[[Mapping[str, Mapping[int, int]]], bool] | None
-    conversions: Conversions
-    example: Example | None = None
-
-    def taken_sizes(self, valid: Mapping[str, range]) -> dict[str, range]:
-        """Some sizes that dimensions are to have, as a trace is valid for these alone; none for an error."""
-        if (refuses := self.refuses) is None:
-            return {}
-        places: dict[str, list[tuple[str, int]]] = {}
-        dims: dict[str, Dimension] = {}
-        for own, axes in self.dynamic.items():
-            for axis, dim in axes.items():
-                name = getattr(dim, "__name__", "")
-                places.setdefault(name, []).append((own, axis))
-                dims[name] = dim
-
-        def example(name: str) -> int:
-            own, axis = places[name][0]
-            return self.examples[own].shape[axis]
-
-        def are_refused(name: str, size: int) -> bool:
-            sizes: dict[str, dict[int, int]] = {}
-            for own, axis in places[name]:
-                sizes.setdefault(own, {})[axis] = size
-            return refuses(sizes)
-
-        return taken_sizes(valid, dims, example, are_refused, specialize=self.where.specialize)
-
-    def within(self, sizes: Mapping[str, range]) -> _Program:
-        """The program, whose dimensions have sizes within ranges, by name."""
-        dynamic = {
-            name: {axis: within(dim, sizes) for axis, dim in axes.items()} for name, axes in self.dynamic.items()
-        }
-        return dataclasses.replace(self, dynamic=dynamic)
-
-    def on_one_way(self, branch: Multiples, *, multiple: bool) -> _Program | None:
-        """The program with examples that take one way of a branch, for multiples alone if it is that of multiples.
-
-        None if no size takes that way.
-        """
-        if (examples := branch.examples(self.examples, self.dynamic, multiple=multiple)) is None:
-            return None
-        dynamic = branch.dimensions(self.dynamic) if multiple else self.dynamic
-        program = dataclasses.replace(self, examples=examples, dynamic=dynamic)
-        return program if self.example is None else dataclasses.replace(program, example=program.recorded())
-
-    def recorded(self) -> Example:
-        """What depends on data in a run of the function with its examples, by the operators of a trace."""
-        recording = Recording(tensor for name, tensor in self.examples.items() if name not in self.constants)
-        with preserved(self.where.model), portable_kernels(), recording, _substituted(WITHOUT_NUMBERS):
-            self.function(self.examples)
-        return recording.example
-
-
-def _followed(program: _Program) -> Traced:
+def _followed(program: Program) -> Traced:
     """As `trace`."""
     try:
         return _trace(program)
@@ -335,7 +145,7 @@ def _followed(program: _Program) -> Traced:
     return _trace(dataclasses.replace(program, example=program.recorded()))
 
 
-def _trace(program: _Program) -> Traced:
+def _trace(program: Program) -> Traced:
     """As `_followed`; ExampleRequired is raised if there is no example, and it is needed."""
     examples, where = program.examples, program.where
     with explained(where), without_traced_values(), only_nodes():
@@ -391,7 +201,7 @@ def _trace(program: _Program) -> Traced:
     return Traced(graph, kept, symbols, ranges, made.conditions, made.mode, decided, never_empty)
 
 
-def _of_multiples_too(program: _Program, found: Made, ways: Mapping[sympy.Basic, bool] | None = None) -> Made | None:
+def _of_multiples_too(program: Program, found: Made, ways: Mapping[sympy.Basic, bool] | None = None) -> Made | None:
     """A trace without guards for code that branches on whether sizes are multiples of numbers; None for other code.
 
     Args:
@@ -412,14 +222,14 @@ def _of_multiples_too(program: _Program, found: Made, ways: Mapping[sympy.Basic,
     return None if general is None or special is None else covers(general, special, branch)
 
 
-def _of_all_sizes(program: _Program, ways: Mapping[sympy.Basic, bool]) -> Made | None:
+def _of_all_sizes(program: Program, ways: Mapping[sympy.Basic, bool]) -> Made | None:
     """A trace without guards, with values of conditions; None if that is not possible."""
     made = _made(dataclasses.replace(program, where=Locations(program.where.model)), ways)
     given = {guard.expr for guard in made.shapes.given}
     return made if all(g.expr in given for g in made.shapes.guards) else _of_multiples_too(program, made, ways)
 
 
-def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> Made:
+def _made(program: Program, ways: Mapping[sympy.Basic, bool] | None = None) -> Made:
     """The graph of a function, and what it is valid for; as `_trace`.
 
     Args:
@@ -453,7 +263,7 @@ def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> 
             where,
             known_values,
             dependence,
-            _substituted(),
+            substituted(),
             program.conversions,
             repeated_gradients(),
         ):
@@ -471,8 +281,8 @@ def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> 
             enable_python_dispatcher(),
             portable_kernels(),
             size_oblivious(),
-            _without_anomaly_detection(),
-            _without_profiles(),
+            without_anomaly_detection(),
+            without_profiles(),
             without_logs(ShapeEnv.__module__, FakeTensorMode.__module__),
         ):
             fakes = [given.fake for given in inputs]
@@ -498,27 +308,3 @@ def _made(program: _Program, ways: Mapping[sympy.Basic, bool] | None = None) -> 
     with quotients_of_nodes():
         insert_deferred_runtime_asserts(graph, shapes, "step", export=True)  # for the operators' sizes in an export
     return Made(graph, shapes, mode, inputs, roots, conditions, take_bounds(shapes, inputs, roots))
-
-
-@contextlib.contextmanager
-def _substituted(native: Collection[Any] = ()) -> Iterator[None]:
-    """A context in which functions of PyTorch are replaced as in a trace.
-
-    Args:
-        native: functions that are not replaced.
-    """
-    with (
-        _symbolic_distributions(),
-        causal_biases(),
-        bounded_rejections(),
-        assignments(),
-        symbolic_arrays(),
-        Float32Computation(),
-        single_reads(),
-        symbolic_texts(),
-        symbolic_extremes(),
-        unchanged_conversions(),
-        written_control_flow(),
-        WholeOps(native),
-    ):
-        yield

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.tracing.trace import Dynamic, Traced
+from onnx_ops.torch.tracing.program import Dynamic
+from onnx_ops.torch.tracing.trace import Traced
 from onnx_ops.torch.verification.single import Place, Sizes, refused_at_one, refused_at_zero
 from onnx_ops.torch.verification.trials import Trial, batch_norm_refusals
 from onnx_ops.torch.verification.verify import Verification

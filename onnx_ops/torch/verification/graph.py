@@ -13,7 +13,7 @@ from onnx_ops.integrations.sessions import InferenceSession, OwnOptions
 from onnx_ops.integrations.values import BFLOAT16, input_value, output_array
 from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
-from onnx_ops.torch.tracing.trace import Tensors
+from onnx_ops.torch.tracing.program import Tensors
 from onnx_ops.training.arrays import numpy_dtype
 
 Arrays = dict[str, np.ndarray]

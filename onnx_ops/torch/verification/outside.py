@@ -13,8 +13,8 @@ import torch
 from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError, DifferenceError
 from onnx_ops.torch.tracing.frames import warn
+from onnx_ops.torch.tracing.program import Tensors
 from onnx_ops.torch.tracing.randomness import Draw
-from onnx_ops.torch.tracing.trace import Tensors
 from onnx_ops.torch.tracing.variables import lengths, numbers
 from onnx_ops.torch.verification.tolerances import compare
 

@@ -12,7 +12,7 @@ import torch
 
 from onnx_ops.torch.base.arguments import Dimension
 from onnx_ops.torch.tracing.frames import Line, warn
-from onnx_ops.torch.tracing.trace import Dynamic
+from onnx_ops.torch.tracing.program import Dynamic
 
 Place = tuple[str, int]
 """An input and an axis of it."""

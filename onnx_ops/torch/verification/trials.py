@@ -22,10 +22,11 @@ from onnx_ops.torch.base.arrays import as_array
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.step import JointStep, ReshapedError
+from onnx_ops.torch.tracing.contexts import eager_mode
 from onnx_ops.torch.tracing.effects import Effects, Unregistered, storage_of, storages
 from onnx_ops.torch.tracing.preserving import preserved
+from onnx_ops.torch.tracing.program import Dynamic, Tensors
 from onnx_ops.torch.tracing.substitution import Substitution
-from onnx_ops.torch.tracing.trace import Dynamic, Tensors, eager_mode
 from onnx_ops.torch.verification.outside import Outside, advanced, refuse_seeds
 from onnx_ops.torch.verification.tolerances import compare
 

@@ -20,7 +20,7 @@ from onnx_ops.torch.optimizers.plan import Member
 from onnx_ops.torch.steps.averaging import averages_of
 from onnx_ops.torch.steps.step import JointStep
 from onnx_ops.torch.steps.update import Update
-from onnx_ops.torch.tracing.trace import Tensors
+from onnx_ops.torch.tracing.program import Tensors
 from onnx_ops.torch.verification.graph import Arrays, Graph
 from onnx_ops.torch.verification.tolerances import SIXTEEN_BITS, Comparison, compare
 

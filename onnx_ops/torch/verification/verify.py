@@ -20,8 +20,9 @@ from onnx_ops.torch.base.pairs import as_like
 from onnx_ops.torch.steps.calls import RunInfo
 from onnx_ops.torch.steps.step import JointStep
 from onnx_ops.torch.steps.update import Update
+from onnx_ops.torch.tracing.contexts import eager_mode
 from onnx_ops.torch.tracing.preserving import preserved
-from onnx_ops.torch.tracing.trace import Tensors, eager_mode
+from onnx_ops.torch.tracing.program import Tensors
 from onnx_ops.torch.verification.graph import Arrays, Graph, arrays
 from onnx_ops.torch.verification.tolerances import (
     LARGEST_OF_CONSTANTS,
