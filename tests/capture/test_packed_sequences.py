@@ -128,6 +128,22 @@ class Tagger(nn.Module):
         return weighted(padded) + (found * lengths).sum()
 
 
+@pytest.mark.parametrize("dims", [None, ({0: Dim("N")}, {0: Dim("N")})], ids=["static", "dynamic"])
+def test_lengths_of_numpy(dims: Any) -> None:
+    """As Tacotron 2 has them: a trace has an array of symbols for a static number of lengths, else a tensor."""
+
+    def of_arrays(model: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x, lengths.cpu().numpy(), batch_first=True, enforce_sorted=False)
+        padded, _ = pad_packed_sequence(model(packed)[0], batch_first=True)
+        return weighted(padded) + torch.from_numpy(lengths.numpy()).sum()
+
+    torch.manual_seed(4)
+    model = nn.LSTM(FEATURES, WIDTH, batch_first=True)
+    capture = gradients(model, of_arrays, batch([2, 4, 3], extra=0), dynamic_shapes=dims)
+    for lengths in [[4, 1, 2], [1, 3, 4]] if dims is None else [[1, 4], [4, 2, 2, 3]]:
+        compare(capture, model, of_arrays, batch(lengths, extra=0))
+
+
 def test_rows_and_lengths() -> None:
     """With a static number of steps, and several steps of training."""
     torch.manual_seed(2)

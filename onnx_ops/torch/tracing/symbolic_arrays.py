@@ -52,6 +52,8 @@ def _of_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
         tensor = given.tensor if isinstance(given, _numpy.ndarray) else given
         if name == FROM_NUMPY and isinstance(tensor, torch.Tensor):  # as SciPy's function of a tensor returns
             return tensor
+        if isinstance(tensor, np.ndarray) and tensor.dtype == object and tensor.size:  # of numbers read from data
+            return (torch.as_tensor if name == FROM_NUMPY else function)(tensor.tolist(), *args[1:], **options)
         return function(tensor, *args[1:], **options) if args else function(**options)
 
     name = function.__name__
