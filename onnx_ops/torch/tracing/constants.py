@@ -30,6 +30,16 @@ MAX_READ = 1 << 10
 DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """PyTorch's tags of operators that return a number, or a tensor whose shape depends on the values of the inputs."""
 
+FILL_VALUES = {
+    torch.ops.aten.new_full.default: None,
+    torch.ops.aten.new_ones.default: 1,
+    torch.ops.aten.new_zeros.default: 0,
+    torch.ops.aten.full_like.default: None,
+    torch.ops.aten.ones_like.default: 1,
+    torch.ops.aten.zeros_like.default: 0,
+}
+"""Operators whose result has one value, which is not of their tensor: this value, or None if it is an argument."""
+
 
 @functools.cache
 def depends_on_data(func: OpOverload) -> bool:
@@ -82,7 +92,9 @@ class Constants(OperatorMode):
             and not any(isinstance(leaf, py_sym_types) for leaf in leaves)
             and all(isinstance(fake.numel(), int) and fake.numel() <= MAX_NUMEL for fake in made)
         )
-        if given and not (known and computable):
+        if func in FILL_VALUES and computable and made:
+            self._record(made[0], _filled(made[0], func, args, kwargs))
+        elif given and not (known and computable):
             for fake in made:  # an operator's fake implementation may have returned a view of a known tensor
                 if fake.constant is not None:
                     self._fakes.fake_tensor_converter.invalidate_constant_aliases(fake.constant)
@@ -124,6 +136,15 @@ class Constants(OperatorMode):
 
     def _value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         return getattr(self._outside.get(tensor, tensor), "constant", None)
+
+
+def _filled(fake: FakeTensor, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """What an operator of FILL_VALUES returns."""
+    value = FILL_VALUES[func]
+    if value is None:
+        value = args[-1] if len(args) > 1 else kwargs["fill_value"]
+    with no_dispatch():
+        return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype).fill_(value)
 
 
 def _computed(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

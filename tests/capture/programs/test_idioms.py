@@ -21,7 +21,7 @@ from torch.export import Dim
 from torch.nn import functional
 
 import onnx_ops
-from onnx_ops import InferenceSession
+from onnx_ops import InferenceSession, Trainer
 from onnx_ops.torch import CaptureError
 
 
@@ -70,6 +70,39 @@ class Integrated(nn.Module):
 
 def test_constants_may_be_branched_on() -> None:
     gradients(Integrated(), lambda model, x: model(x).square().sum(), (torch.ones(2, 3),), inference=True)
+
+
+def masked(model: nn.Module, x: Tensor) -> Tensor:
+    """A mask as Transformer-XL makes it, and tensors that have the shapes of a parameter and of an argument."""
+    mask = torch.triu(x.new_ones(3, 3), diagonal=1).bool()
+    assert mask.any().item()
+    assert not torch.zeros_like(model.bias).any()
+    levels = x.new_full((4,), 2.5)
+    levels[1:] *= 2
+    known = [levels.sum(), torch.full_like(model.weight, fill_value=3.7, dtype=torch.int64).sum(), x.new_zeros(2).sum()]
+    scores = model(x).masked_fill(mask, -1.0)
+    return (scores * sum(number.item() for number in (*known, x.exp().sum()))).square().sum()
+
+
+def test_filled_tensors_may_be_branched_on() -> None:
+    model, x = nn.Linear(3, 3), torch.ones(3, 3)
+    capture = gradients(model, masked, (x,))
+    other = torch.tensor([[0.0, 1.0, 2.0], [-1.0, 0.5, 0.0], [3.0, 0.0, -2.0]])
+    wanted = masked(model, other)
+    (slope,) = torch.autograd.grad(wanted, [model.weight])
+    got = Trainer(capture).step(x=other.numpy())
+    np.testing.assert_allclose(got["loss"], wanted.item(), rtol=1e-5)
+    np.testing.assert_allclose(got["grad.weight"], slope.numpy(), rtol=1e-4)
+
+
+def test_filled_tensors_that_data_are_written_to() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        written = x.new_zeros(3)
+        written[1] = x.sum()
+        return model(x).sum() * (2 if written.sum() > 0 else 3)
+
+    with pytest.raises(CaptureError, match="specialize=True"):
+        gradients(nn.Linear(3, 3), loss, (torch.ones(3, 3),))
 
 
 class Router(nn.Module):
