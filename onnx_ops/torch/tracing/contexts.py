@@ -26,6 +26,7 @@ from onnx_ops.torch.tracing.fake_tensors import unchanged_conversions
 from onnx_ops.torch.tracing.mixed_precision import Float32Computation
 from onnx_ops.torch.tracing.substitution import Substitution, WholeOps
 from onnx_ops.torch.tracing.symbolic_arrays import symbolic_arrays
+from onnx_ops.torch.tracing.tensor_types import symbolic_tensor_types
 from onnx_ops.torch.tracing.texts import symbolic_texts
 
 
@@ -148,6 +149,7 @@ def substituted(native: Collection[Any] = ()) -> Iterator[None]:
         bounded_rejections(),
         assignments(),
         symbolic_arrays(),
+        symbolic_tensor_types(),
         Float32Computation(),
         single_reads(),
         symbolic_texts(),

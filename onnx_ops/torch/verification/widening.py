@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_map
 from onnx_ops.graph.walk import all_nodes
 from onnx_ops.torch.operators import TABLE
 from onnx_ops.torch.tracing.effects import written
-from onnx_ops.torch.tracing.importers import Importers
 from onnx_ops.torch.tracing.modes import OperatorMode
+from onnx_ops.torch.tracing.tensor_types import IMPORTERS, TensorType, replacements
 
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 ROUNDING = (TensorProto.FLOAT, *NARROW)
@@ -39,38 +39,22 @@ NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 """Those in `Float32Computation`."""
 
 
-class _Type(type):
-    """The metaclass of a replacement of a type such as torch.FloatTensor, which takes tensors of any dtype.
+class _AnyPrecision(TensorType):
+    """The metaclass of a type that takes tensors of any dtype.
 
     PyTorch's own types refuse a tensor that a computation has in another dtype.
     """
 
-    origin: Any
-
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        of_tensor = len(args) == 1 and isinstance(args[0], torch.Tensor)
+        of_tensor = len(args) == 1 and isinstance(args[0], torch.Tensor) and cls.origin.dtype.is_floating_point
         return torch.Tensor(*args) if of_tensor else cls.origin(*args, **options)
 
     def __instancecheck__(cls, instance: object) -> bool:
         own = cls.origin.dtype
         return isinstance(instance, torch.Tensor) and instance.dtype in (own, WIDE.get(own), NARROWER.get(own))
 
-    def __getattr__(cls, name: str) -> Any:
-        return getattr(cls.origin, name)
 
-    def __eq__(cls, other: object) -> bool:
-        return other is cls or other is cls.origin
-
-    def __hash__(cls) -> int:
-        return hash(cls.origin)
-
-
-_ORIGINS: dict[str, Any] = {
-    name: getattr(torch, name) for name in ("HalfTensor", "BFloat16Tensor", "FloatTensor", "DoubleTensor")
-}
-_TYPES = {name: _Type(f"torch.{name}", (), {"origin": origin}) for name, origin in _ORIGINS.items()}
-"""By the names that Tensor.type() reads."""
-_IMPORTERS = Importers(_ORIGINS)
+_TYPES = replacements(_AnyPrecision)
 
 
 class _Computation(OperatorMode):
@@ -82,7 +66,7 @@ class _Computation(OperatorMode):
     def __enter__(self) -> Self:
         self._default = torch.get_default_dtype()
         torch.set_default_dtype(self.default)
-        self._types = _IMPORTERS.replaced(_TYPES)
+        self._types = IMPORTERS.replaced(_TYPES)
         self._types.__enter__()
         return super().__enter__()
 

@@ -52,7 +52,30 @@ def weights_by_numpy(model: nn.Module, x: Tensor) -> Tensor:
     return -(torch.from_numpy(targets) * hidden.log_softmax(-1)).sum(-1).mean()
 
 
-@pytest.mark.parametrize("loss", [causal_mask, positions, dtypes, reported_arrays, weights_by_numpy])
+def types_of_sizes(model: nn.Module, x: Tensor) -> Tensor:
+    """As scripts of PyTorch 0.4 make tensors; a torch.Size is the shape of what is made."""
+    counts = torch.Tensor([len(x), 3.5]).sum() + torch.LongTensor([[x.shape[1]], [2]]).sum()
+    ones = torch.FloatTensor(x.size()).fill_(1.0) + torch.Tensor(len(x), x.shape[1], 4).fill_(1.0)
+    halves = torch.Tensor(np.full((len(x), 1, 1), 0.5))
+    assert isinstance(counts, torch.FloatTensor)
+    assert not isinstance(torch.LongTensor([len(x)]), torch.FloatTensor)
+    return (model(x) * counts * ones.type(torch.FloatTensor) * halves).square().mean()
+
+
+def types_of_numbers(model: nn.Module, x: Tensor) -> Tensor:
+    hidden = model(x)
+    largest = hidden.detach().amax((1, 2))
+    means = [largest.mean().item(), 2 * largest.min().item()]
+    weights = torch.FloatTensor(means).sum() * torch.Tensor(largest.numpy())
+    signs = torch.LongTensor((largest.numpy() > 0.5).astype(np.int64)) + torch.LongTensor(
+        [(largest > 0.5).sum().item()]
+    )
+    return (hidden.mean((1, 2)) * weights * signs * torch.FloatTensor([largest.max(), 1.0]).sum()).mean()
+
+
+@pytest.mark.parametrize(
+    "loss", [causal_mask, positions, dtypes, reported_arrays, weights_by_numpy, types_of_sizes, types_of_numbers]
+)
 def test_arrays(loss) -> None:  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
