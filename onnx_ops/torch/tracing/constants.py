@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -84,7 +84,9 @@ class Constants(OperatorMode):
         if known and depends_on_data(func):
             values = tree_map_only(torch.Tensor, self._value, (args, kwargs))
             return tree_map_only(torch.Tensor, torch.ops.aten.lift_fresh.default, _computed(func, *values))
-        result = func(*args, **kwargs)
+        hidden = given if known and any(isinstance(leaf, py_sym_types) for leaf in leaves) else ()
+        with self._without_values(func, hidden):
+            result = func(*args, **kwargs)
         made = [leaf for leaf in leaves_of(result) if isinstance(leaf, FakeTensor)]
         computable = (
             torch.Tag.nondeterministic_seeded not in func.tags
@@ -105,6 +107,21 @@ class Constants(OperatorMode):
             for key in written_storages(func, args, kwargs).keys() & self._parts.keys():
                 self._fakes.fake_tensor_converter.invalidate_constant_aliases(self._parts.pop(key)[1])
         return result
+
+    @contextlib.contextmanager
+    def _without_values(self, func: OpOverload, known: Sequence[torch.Tensor]) -> Iterator[None]:
+        """A context in which known tensors have no values, with which a FakeTensorMode computes symbols as numbers."""
+        fakes = [tensor for tensor in known if isinstance(tensor, FakeTensor)]
+        values = [fake.constant for fake in fakes]
+        for fake in fakes:
+            fake.constant = None
+        try:
+            yield
+        finally:
+            for fake, value in zip(fakes, values, strict=True):
+                fake.constant = value
+                if func._schema.is_mutable and value is not None:
+                    self._fakes.fake_tensor_converter.invalidate_constant_aliases(value)
 
     def _note_parts(self, given: Sequence[torch.Tensor], made: Sequence[FakeTensor]) -> None:
         """Note the results of an operator that are parts of known tensors, but have no values."""

@@ -164,6 +164,18 @@ def test_numbers_that_depend_on_a_size() -> None:
     compared_at(nn.Linear(8, 8), loss, [(6, 8), (3, 8), (9, 8)], Dim("N"))
 
 
+def test_constants_times_numbers_that_depend_on_a_size() -> None:
+    """Their values are known in a trace, products with such a number are not, nor what it changes in place."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        scaled, filled, changed = torch.ones(3) * (2 / len(x)), x.new_zeros(3), torch.ones(3)
+        filled += 1 / len(x)
+        changed[:2] *= len(x) * 0.5
+        return (model(x) * (scaled + filled.mul_(1.5) * changed)).sum() + changed.sum().item() * model.bias.sum()
+
+    compared_at(nn.Linear(3, 3), loss, [(4, 3), (1, 3), (9, 3)], Dim("N"))
+
+
 def test_square_roots_of_ratios_of_sizes_by_numpy() -> None:
     """As Cosmos normalizes embeddings: the first term of the sum is a number, its factor one that NumPy computes."""
 
