@@ -17,6 +17,7 @@ from torch.export import Dim
 from torch.nn import functional
 
 import onnx_ops
+from onnx_ops.torch import CaptureError
 from onnx_ops.torch.rewriting.softmaxes import write_out_softmaxes
 
 SHAPE = (2, 3, 8, 9)
@@ -98,7 +99,24 @@ class Windows(nn.Module):
         return result.square().sum()
 
 
-@pytest.mark.parametrize("logarithm", ["", "of weights", "of copies"])
+def rounds_subnormal_weights() -> bool:
+    """Whether onnxruntime's Softmax has 0 for them here, as its code for AVX2 does, and not that for AVX-512."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"])], "softmax", [x], [y])
+    model = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 18)])
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return bool(session.run(None, {"x": np.array([0, -95], np.float32)})[0][1] == 0)
+
+
+REFUSED = pytest.mark.xfail(
+    rounds_subnormal_weights(), raises=CaptureError, strict=True, reason="onnxruntime's Softmax has weights of 0"
+)
+
+
+@pytest.mark.parametrize(
+    "logarithm",
+    ["", pytest.param("of weights", marks=REFUSED), pytest.param("of copies", marks=REFUSED)],
+)
 def test_weights_of_products(logarithm: str) -> None:
     """Subnormal weights count as 0, except where a logarithm is taken of them."""
     torch.manual_seed(0)
