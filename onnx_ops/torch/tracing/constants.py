@@ -84,14 +84,14 @@ class Constants(OperatorMode):
         if known and depends_on_data(func):
             values = tree_map_only(torch.Tensor, self._value, (args, kwargs))
             return tree_map_only(torch.Tensor, torch.ops.aten.lift_fresh.default, _computed(func, *values))
-        hidden = given if known and any(isinstance(leaf, py_sym_types) for leaf in leaves) else ()
-        with self._without_values(func, hidden):
+        symbolic = any(isinstance(leaf, py_sym_types) for leaf in leaves)
+        with self._without_values(func, given) if known and symbolic else contextlib.nullcontext():
             result = func(*args, **kwargs)
         made = [leaf for leaf in leaves_of(result) if isinstance(leaf, FakeTensor)]
         computable = (
             torch.Tag.nondeterministic_seeded not in func.tags
             and func is not torch.ops.aten._efficientzerotensor.default  # which has no memory
-            and not any(isinstance(leaf, py_sym_types) for leaf in leaves)
+            and not symbolic
             and all(isinstance(fake.numel(), int) and fake.numel() <= MAX_NUMEL for fake in made)
         )
         if func in FILL_VALUES and computable and made:

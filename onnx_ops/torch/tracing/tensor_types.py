@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -29,7 +29,9 @@ class TensorType(type):
     origin: Any
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        return _made(cls.origin, cls.origin.dtype, args, options)
+        if _are_symbolic(args, options):
+            return torch.tensor(args[0], dtype=cls.origin.dtype)
+        return cls.origin(*args, **options)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.origin)
@@ -68,20 +70,16 @@ _own_new = torch.Tensor.__new__
 
 
 def _new(cls: type[torch.Tensor], *args: Any, **options: Any) -> Any:
-    def make(*args: Any, **options: Any) -> Any:
-        return _own_new(cls, *args, **options)
-
-    return _made(make, torch.get_default_dtype(), args, options) if cls is torch.Tensor else make(*args, **options)
-
-
-def _made(make: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """What a type, which would `make` a tensor, makes of arguments."""
-    symbolic = len(args) == 1 and not options and _has_symbols(args[0])
-    return torch.tensor(args[0], dtype=dtype) if symbolic else make(*args, **options)
+    if cls is torch.Tensor and _are_symbolic(args, options):
+        return torch.tensor(args[0], dtype=torch.get_default_dtype())
+    return _own_new(cls, *args, **options)
 
 
-def _has_symbols(numbers: object) -> bool:
-    """Whether a sequence or an array has numbers without values. A torch.Size is none: it is a shape."""
+def _are_symbolic(args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Whether arguments are a sequence or an array with numbers without values. A torch.Size is none: it is a shape."""
+    if len(args) != 1 or options:
+        return False
+    (numbers,) = args
     if isinstance(numbers, _numpy.ndarray):
         return True
     if isinstance(numbers, np.ndarray):
