@@ -24,6 +24,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL := -n auto --dist worksteal
 # Captures of whole programs, of code that branches on data and of dynamic sizes.
 PROGRAMS := tests/capture/programs
+# Without the tests of captures whose branches others run too, which make select finds and make test-full runs.
+SELECTED := @tests/capture/covered.txt
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32,
 # and no library, which has all.
 SMOKE := tests/cli $(patsubst %,tests/%.py,linking/test_schemas results/test_examples runtime/test_runtime runtime/test_sessions) --deselect tests/results/test_examples.py::test_every_dtype -k 'not -library]'
@@ -32,7 +34,7 @@ SMOKE := tests/cli $(patsubst %,tests/%.py,linking/test_schemas results/test_exa
 LARGE := ApplyAdamW Convolution ConvolutionBackward $(patsubst %,DepthwiseConv2DBackprop%,Filter Input) FlashAttentionScoreGrad
 WITHOUT_LARGE := $(patsubst %,--deselect 'tests/results/test_examples.py::test_example[%-kernel]',$(LARGE)) $(patsubst %,--deselect tests/%,cli/test_doctor.py::test_all_ops_run runtime/test_sessions.py::test_outputs_that_a_node_omits_are_not_computed)
 
-.PHONY: demo help test lint types unit test-programs fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site wheel release-check clean
+.PHONY: demo help test lint types unit test-programs test-captures select fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site wheel release-check clean
 
 demo: $(VENV)/ready ## five short trainings on real data, and a page of their pictures (the default target)
 	$(RUN) -m scripts.demo
@@ -50,12 +52,21 @@ types: $(VENV)/ready ## mypy: half a minute
 	$(RUN) -m mypy
 
 unit: $(VENV)/ready ## the tests but for those of captured programs: up to 5 minutes
-	$(RUN) -m pytest -q $(PARALLEL) --ignore $(PROGRAMS) $(RECORDED)
+	$(RUN) -m pytest -q $(PARALLEL) --ignore $(PROGRAMS) $(SELECTED) $(RECORDED)
 
 test-programs: $(VENV)/ready ## the tests of captured programs, which CI runs too: 2 minutes (needs onnx-ops[torch])
-	$(RUN) -m pytest -q $(PARALLEL) $(PROGRAMS)
+	$(RUN) -m pytest -q $(PARALLEL) $(PROGRAMS) $(SELECTED)
 
-test-full: $(VENV)/ready ## the tests with all combinations of dtypes and attributes, where unit has every two of them
+test-captures: $(VENV)/ready ## all tests of captures: 15 minutes (needs onnx-ops[torch])
+	$(RUN) -m pytest -q $(PARALLEL) --full tests/capture
+
+select: $(VENV)/ready ## finds the tests of captures that unit and test-programs leave out: 30 minutes (needs onnx-ops[torch])
+	$(RUN) -m pip install --quiet --editable '.[select]'
+	COVERAGE_FILE=build/coverage $(RUN) -m pytest -q $(PARALLEL) tests/capture --junitxml build/coverage.xml \
+	  --cov onnx_ops --cov-branch --cov-context test --cov-report ''
+	$(RUN) -m scripts.covered_tests
+
+test-full: $(VENV)/ready ## all tests, with all combinations of dtypes and attributes, where unit has every two of them
 	$(RUN) -m pytest -q $(PARALLEL) --full $(RECORDED)
 
 test-oldest: $(OLDEST)/ready ## the tests with the lower bounds of pyproject.toml (Python 3.11)

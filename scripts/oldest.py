@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
-TOOLS = ("release", "site", "test", "zoo")
+TOOLS = ("release", "select", "site", "test", "zoo")
 """Extras for development, which are not pinned."""
 
 

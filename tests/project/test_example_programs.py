@@ -93,7 +93,7 @@ def test_example_trains_with_the_captured_step(
     assert "[W:onnxruntime" not in logged
 
 
-@pytest.mark.parametrize("language", marked(SUFFIXES, *needs_torch))
+@pytest.mark.parametrize("language", marked(SUFFIXES, pytest.mark.full, *needs_torch))
 def test_code_of_the_page_on_cpp(language: str, captured: Path, tmp_path: Path) -> None:
     """In C and Rust it is linked with the C functions in a shared library."""
     (code,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / "cpp.md").read_text(encoding="utf-8"), re.DOTALL)

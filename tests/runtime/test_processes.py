@@ -299,7 +299,8 @@ threading.Thread(target=make, daemon=True).start(); time.sleep({delay})
     assert_ends_well(run(code, {"ONNX_OPS_CACHE_DIR": str(tmp_path)}))
 
 
-@pytest.mark.parametrize("cold", names_with(full=[False], names=[False, True]), ids=["warm", "cold"])
+@pytest.mark.full
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 def test_threads_with_little_stack(cold: bool, nearly_filled_cache: Path) -> None:
     """64 KiB, all that onnxruntime itself needs; compiling and explaining happen on threads of their own."""
     code = f"""
@@ -599,6 +600,7 @@ def test_cache_that_can_only_be_read_serves(filled_cache: Path) -> None:
     assert found == needed > 3
 
 
+@pytest.mark.full
 def test_cache_that_cannot_keep_what_is_compiled_is_told_once(tmp_path: Path) -> None:
     told = """
 import warnings

@@ -100,7 +100,7 @@ def test_training_goes_on_with_another_number_of_processes(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("instead", "message"),
     [
-        ("die", "signal 9"),
+        pytest.param("die", "signal 9", marks=pytest.mark.full),
         ("exit", "worker 2 has ended, while worker"),
         pytest.param("raise", "LookupError: no data", marks=pytest.mark.full),
         pytest.param("refused", "the batch lacks 'y'", marks=pytest.mark.full),
@@ -121,7 +121,7 @@ RUNNER = ("-m", "onnx_ops.mpi")
 @pytest.mark.parametrize(
     ("before", "runner", "message"),
     [
-        ("raise", RUNNER, "onnx_ops: worker 1 has failed and ends all others"),
+        pytest.param("raise", RUNNER, "onnx_ops: worker 1 has failed and ends all others", marks=pytest.mark.full),
         pytest.param("raise", (), "onnx_ops: worker 1 has failed and ends all others", marks=pytest.mark.full),
         ("die", RUNNER, "onnx_ops: worker 1 was killed by signal 9 (SIGKILL), which ends all"),
         pytest.param("exit", RUNNER, "onnx_ops: worker 1 has ended with exit status 7", marks=pytest.mark.full),

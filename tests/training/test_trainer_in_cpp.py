@@ -194,7 +194,7 @@ def called(trainer: Any, call: str, batch: dict[str, Array]) -> dict[str, Array]
 
 @pytest.mark.parametrize(
     "make",
-    [perceptron, reader, linear, lambda: linear(np.float64)],
+    [perceptron, pytest.param(reader, marks=pytest.mark.full), linear, lambda: linear(np.float64)],
     ids=["digits", "lines", "linear", "float64"],
 )
 def test_accumulated_gradients(
@@ -746,7 +746,9 @@ def test_library_of_custom_ops(tmp_path: Path) -> None:
 # --- the program ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "steps", "read"), [("digits", 300, 90.0), ("lines", 3, 0.0)])
+@pytest.mark.parametrize(
+    ("name", "steps", "read"), [pytest.param("digits", 300, 90.0, marks=pytest.mark.full), ("lines", 3, 0.0)]
+)
 def test_program(name: str, steps: int, read: float, tmp_path: Path) -> None:
     """It ends in the state of Python, bit for bit."""
     files.write({"digits": files.digit_classifier, "lines": files.line_reader}[name](epochs=3), tmp_path)

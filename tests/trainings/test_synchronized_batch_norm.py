@@ -94,6 +94,7 @@ def test_trainings_that_are_compared() -> None:
     assert len(set(titles)) == len(titles), "each has a checkpoint of its own"
 
 
+@pytest.mark.full
 def test_resumed_training_is_the_same(tmp_path: Path) -> None:
     """Bit for bit, though it is interrupted after one epoch of two."""
     course = training.courses(2)[1]

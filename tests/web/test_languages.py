@@ -23,6 +23,7 @@ NEAR = 2e-6
 """Of the largest entry of a tensor, in JavaScript, whose onnxruntime is another build: float32, over some steps."""
 
 
+@pytest.mark.full
 def test_three_languages(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C++ is as Python bit for bit, JavaScript within rounding; all refuse the same batch with the same message."""
     monkeypatch.setitem(STATE.shared, "library", (None, "no such library here"))

@@ -411,10 +411,8 @@ class TestPage:
             assert (shown(page), history(page)) == beginning
         assert losses[0] == losses[1]
 
-    @pytest.mark.parametrize(
-        ("name", "steps", "near"),
-        [pytest.param("digits", 150, 1e-5, marks=pytest.mark.full), ("lines", 5, 1e-4)],
-    )
+    @pytest.mark.full
+    @pytest.mark.parametrize(("name", "steps", "near"), [("digits", 150, 1e-5), ("lines", 5, 1e-4)])
     def test_numbers_are_those_of_python(
         self, pages: Callable[[str], Page], name: str, steps: int, near: float
     ) -> None:
@@ -656,6 +654,7 @@ class TestLines:
         assert points[-1]["accuracy"] > 0.9
 
 
+@pytest.mark.full
 @needs_packages
 def test_example(browser: Browser, url: str, tmp_path: Path) -> None:
     """It learns, and the model that it exports has the accuracy that it shows."""

@@ -1,0 +1,95 @@
+"""Which tests of captures `make test` and CI leave out: those whose branches of the package others run too.
+
+`make select` runs all of them with coverage, and this program writes the arguments of pytest that leave some out.
+`make test-full` runs them. A test that the file does not name, such as a new one, is never left out.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+MEASURED = ROOT / "build" / "coverage"
+"""The data of coverage.py, whose contexts are tests, and beside it, as XML, the report of pytest with their times."""
+LEFT_OUT = ROOT / "tests" / "capture" / "covered.txt"
+SHORT = 0.3
+"""Seconds: tests that take less, with coverage, are kept."""
+
+Branch = tuple[int, int, int]
+
+
+def branches_of_tests(data: Path) -> dict[str, set[Branch]]:
+    """The branches that each test runs, its fixtures included: a number of a file, and two lines of it."""
+    found: dict[str, set[Branch]] = defaultdict(set)
+    with sqlite3.connect(data) as database:
+        query = "SELECT context, file_id, fromno, tono FROM arc JOIN context ON context.id = arc.context_id"
+        for context, *branch in database.execute(query):
+            test = context.rpartition("|")[0]  # behind it is the phase
+            if test:
+                found[test].add(tuple(branch))
+    return dict(found)
+
+
+def seconds_of_tests(report: Path) -> dict[str, float]:
+    """What each test takes, by its node id, from a report of pytest in JUnit's format."""
+    cases = ElementTree.parse(report).iter("testcase")
+    return {
+        f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}": float(case.get("time", 0))
+        for case in cases
+    }
+
+
+def kept(branches: Mapping[str, set[Branch]], seconds: Mapping[str, float]) -> set[str]:
+    """Tests that run all branches: the short ones, and then those that add most per second.
+
+    Of these, the longest first, those are dropped that add nothing to the others in the end.
+    """
+    short = {test for test in branches if seconds.get(test, 0.0) < SHORT}
+    left = set[Branch]().union(*branches.values()).difference(*(branches[test] for test in short))
+
+    def gain(test: str) -> float:
+        return len(branches[test] & left) / seconds[test]
+
+    gains = {test: gain(test) for test in branches.keys() - short}
+    added: list[str] = []
+    while left:
+        best = max(gains, key=gains.__getitem__)
+        gains[best] = gain(best)  # gains only get smaller
+        if gains[best] >= max(gains.values()):
+            added.append(best)
+            left -= branches[best]
+            del gains[best]
+    runs = Counter(branch for test in short.union(added) for branch in branches[test])
+    for test in sorted(added, key=seconds.__getitem__, reverse=True):
+        if all(runs[branch] > 1 for branch in branches[test]):
+            added.remove(test)
+            runs.subtract(branches[test])
+    return short.union(added)
+
+
+def left_out(branches: Mapping[str, set[Branch]], seconds: Mapping[str, float]) -> list[str]:
+    """The tests that can be left out, in order."""
+    return sorted(test for test in branches.keys() - kept(branches, seconds) if not _begins_another(test, branches))
+
+
+def _begins_another(test: str, tests: Iterable[str]) -> bool:
+    """Whether `--deselect` would leave out another test too, as it takes ids that begin with its argument."""
+    return any(other != test and other.startswith(test) for other in tests)
+
+
+def main() -> int:
+    seconds = seconds_of_tests(MEASURED.with_suffix(".xml"))
+    branches = branches_of_tests(MEASURED)
+    tests = left_out(branches, seconds)
+    LEFT_OUT.write_text("".join(f"--deselect={test}\n" for test in tests), encoding="utf-8")
+    saved = sum(seconds[test] for test in tests)
+    print(f"{len(tests)} of {len(branches)} tests are left out, with {saved / sum(seconds.values()):.0%} of the time")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
