@@ -1,10 +1,11 @@
-"""Softmaxes that are weights of products, by an op of this domain, and others over the channels of images.
+"""Softmaxes that are weights of products, by an op of this domain; others by the operators that they consist of.
 
 The op has 0 for weights below exp(-87): those of a mask of -100, as in Swin, are subnormal numbers, which make products
-of matrices take up to twenty times as long. Where a logarithm may follow, 0 would not do.
+of matrices take up to twenty times as long. onnxruntime's Softmax has 0 for them on processors without AVX-512. Where a
+logarithm may follow, which is -infinity for 0, the softmax is written out.
 
-For an axis that is not the last one, onnxruntime transposes a tensor and back, which takes ten times as long as the
-operators that a softmax consists of.
+So is one along an axis that is not the last one: onnxruntime transposes a tensor and back, which takes ten times as
+long as the operators.
 """
 
 from __future__ import annotations
@@ -48,28 +49,37 @@ def _is_factor(value: ir.Value) -> bool:
     if value.is_graph_output() or not value.uses():
         return False
     return all(
-        (user.op_type in PRODUCTS and not _has_logarithm(user))
+        (user.op_type in PRODUCTS and not _has_logarithm(user, through_product=False))
         or user.op_type == "SoftmaxBackward"
         or (user.op_type in BETWEEN and _is_factor(user.outputs[0]))
         for user, _ in value.uses()
     )
 
 
-def _has_logarithm(product: ir.Node) -> bool:
-    """Whether there may be the logarithm of a weight, as in networks that copy words: of products with a one-hot."""
-    waiting, seen = [product], {product}
+def _has_logarithm(node: ir.Node, *, through_product: bool) -> bool:
+    """Whether there may be the logarithm of an element of its results.
+
+    Args:
+        node: the softmax, or a product.
+        through_product: whether the element may be selected by a product with a one-hot first, as in networks that copy
+            words.
+    """
+    waiting, seen = [node], {node}
     while waiting:
         for value in waiting.pop().outputs:
             users = {user for user, _ in value.uses()} - seen
-            if any(user.op_type == "Log" for user in users):
-                return True
             seen |= users
             waiting += [user for user in users if user.op_type in SELECTING]
+            for user in users:
+                if user.op_type == "Log":
+                    return True
+                if through_product and user.op_type in PRODUCTS and _has_logarithm(user, through_product=False):
+                    return True
     return False
 
 
 def write_out_softmaxes(model: ir.Model) -> None:
-    """Replace softmaxes over an axis before others by reductions along it, in place."""
+    """Replace softmaxes over an axis before others, and those with a logarithm, by reductions along it, in place."""
     for node in list(model.graph.all_nodes()):
         if node.domain == "" and node.op_type in ("Softmax", "LogSoftmax"):
             _write_out(node)
@@ -80,7 +90,9 @@ def _write_out(node: ir.Node) -> None:
     if value is None or value.shape is None or value.dtype not in DTYPES:
         return
     inner = value.shape[axis % len(value.shape) + 1 :] if len(value.shape) else ()
-    if not inner or not may_have(inner, MIN_INNER):
+    if not (inner and may_have(inner, MIN_INNER)) and not (
+        node.op_type == "Softmax" and value.dtype == ir.DataType.FLOAT and _has_logarithm(node, through_product=True)
+    ):
         return
     graph, result = node.graph, node.outputs[0]
     assert isinstance(graph, ir.Graph | ir.Function)
