@@ -22,8 +22,6 @@ RECORDED = $(if $(RECORD),--record "make $@")
 unexport PYTHONDONTWRITEBYTECODE
 # A process that has no tests left takes over some of another: those of processes are long, and stand together.
 PARALLEL := -n auto --dist worksteal
-# Captures of whole programs, of code that branches on data and of dynamic sizes.
-PROGRAMS := tests/capture/programs
 # Without the tests of captures whose branches others run too, which make select finds and make test-full runs.
 SELECTED := @tests/capture/covered.txt
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32,
@@ -34,7 +32,7 @@ SMOKE := tests/cli $(patsubst %,tests/%.py,linking/test_schemas results/test_exa
 LARGE := ApplyAdamW Convolution ConvolutionBackward $(patsubst %,DepthwiseConv2DBackprop%,Filter Input) FlashAttentionScoreGrad
 WITHOUT_LARGE := $(patsubst %,--deselect 'tests/results/test_examples.py::test_example[%-kernel]',$(LARGE)) $(patsubst %,--deselect tests/%,cli/test_doctor.py::test_all_ops_run runtime/test_sessions.py::test_outputs_that_a_node_omits_are_not_computed)
 
-.PHONY: demo help test lint types unit test-programs test-captures select fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site wheel release-check clean
+.PHONY: demo help test lint types unit test-captures select fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site wheel release-check clean
 
 demo: $(VENV)/ready ## five short trainings on real data, and a page of their pictures (the default target)
 	$(RUN) -m scripts.demo
@@ -42,7 +40,7 @@ demo: $(VENV)/ready ## five short trainings on real data, and a page of their pi
 help: ## this list; times are for two cores, once the environment is there and the kernels are compiled
 	@grep -E '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## /\1\t/' | expand -t 16
 
-test: lint types unit ## lint, types and unit: up to 6 minutes
+test: lint types unit ## lint, types and unit: up to 11 minutes
 
 lint: $(VENV)/ready ## ruff: seconds
 	$(RUN) -m ruff check .
@@ -51,17 +49,15 @@ lint: $(VENV)/ready ## ruff: seconds
 types: $(VENV)/ready ## mypy: half a minute
 	$(RUN) -m mypy
 
-unit: $(VENV)/ready ## the tests but for those of captured programs: up to 5 minutes
-	$(RUN) -m pytest -q $(PARALLEL) --ignore $(PROGRAMS) $(SELECTED) $(RECORDED)
-
-test-programs: $(VENV)/ready ## the tests of captured programs, which CI runs too: 2 minutes (needs onnx-ops[torch])
-	$(RUN) -m pytest -q $(PARALLEL) $(PROGRAMS) $(SELECTED)
+unit: $(VENV)/ready ## the tests: 10 minutes, half of it without PyTorch
+	$(RUN) -m pytest -q $(PARALLEL) $(SELECTED) $(RECORDED)
 
 test-captures: $(VENV)/ready ## all tests of captures: 15 minutes (needs onnx-ops[torch])
 	$(RUN) -m pytest -q $(PARALLEL) --full tests/capture
 
-select: $(VENV)/ready ## finds the tests of captures that unit and test-programs leave out: 30 minutes (needs onnx-ops[torch])
+select: $(VENV)/ready ## finds the tests of captures that unit leaves out: 30 minutes (needs onnx-ops[torch])
 	$(RUN) -m pip install --quiet --editable '.[select]'
+	mkdir -p build
 	COVERAGE_FILE=build/coverage $(RUN) -m pytest -q $(PARALLEL) tests/capture --junitxml build/coverage.xml \
 	  --cov onnx_ops --cov-branch --cov-context test --cov-report ''
 	$(RUN) -m scripts.covered_tests
