@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from pathlib import Path
 
@@ -11,18 +12,23 @@ A, B, C = (1, 1, 2), (1, 2, 3), (1, 2, 4)
 
 
 def test_each_branch_is_run() -> None:
-    branches = {"t::long": {A, B, C}, "t::two": {A, B}, "t::others": {A, C}, "t::last": {A, B}}
-    seconds = {"t::long": 9.0, "t::two": 1.0, "t::others": 1.0, "t::last": 2.0}
-    assert covered_tests.left_out(branches, seconds) == ["t::last", "t::long"]
-    # First B by itself, in little time; then C, with a test that has B too.
-    branches = {"t::one": {B}, "t::both": {B, C}, "t::all": {A, B, C}}
-    assert covered_tests.left_out(branches, {"t::one": 0.5, "t::both": 2.0, "t::all": 8.0}) == ["t::both", "t::one"]
+    branches = {"long": {A, B, C}, "two": {A, B}, "others": {A, C}, "last": {A, B}}
+    seconds = {"long": 9.0, "two": 1.0, "others": 1.0, "last": 2.0}
+    assert covered_tests.kept(branches, seconds) == {"two", "others"}
+    # First B by itself, in little time; then the others, with a test that has B too.
+    branches = {"one": {B}, "both": {B, C}, "all": {A, B, C}}
+    assert covered_tests.kept(branches, {"one": 0.5, "both": 2.0, "all": 8.0}) == {"all"}
 
 
-def test_short_tests_and_beginnings_of_the_ids_of_others_are_kept() -> None:
-    branches = {name: {A} for name in ("t::first", "t::second", "t::third", "t::third_too", "t::fourth")}
-    seconds = {"t::first": 0.1, "t::second": 0.1, "t::third": 9.0, "t::third_too": 9.0, "t::fourth": 0.2}
-    assert covered_tests.left_out(branches, seconds) == ["t::third_too"]
+def test_short_tests_are_kept() -> None:
+    branches = {name: {A} for name in ("first", "second", "third", "fourth")}
+    assert covered_tests.kept(branches, {"first": 0.1, "second": 0.2, "third": 9.0}) == {"first", "second", "fourth"}
+
+
+def test_beginnings_of_the_names_of_other_tests(tmp_path: Path) -> None:
+    (tmp_path / "test_file.py").write_text("def test_one():\ndef test_one_more():\ndef test_two():\n")
+    found = {name: covered_tests.begins_another(f"test_file.py::{name}", tmp_path) for name in ("test_one", "test_two")}
+    assert found == {"test_one": True, "test_two": False}
 
 
 def test_measurements_are_read(tmp_path: Path) -> None:
@@ -42,7 +48,10 @@ def test_measurements_are_read(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_are_tests_of_captures() -> None:
+    """And no others: `--deselect` takes all ids that begin with its argument."""
     for argument in covered_tests.LEFT_OUT.read_text(encoding="utf-8").splitlines():
         file, _, test = argument.removeprefix("--deselect=").partition("::")
+        name, parameters, _ = test.partition("[")
         assert (covered_tests.ROOT / file).is_relative_to(covered_tests.LEFT_OUT.parent)
-        assert test.partition("[")[0] in (covered_tests.ROOT / file).read_text(encoding="utf-8")
+        names = re.findall(r"^def (test_\w+)", (covered_tests.ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+        assert [other for other in names if other.startswith(name) and not (parameters and other != name)] == [name]
