@@ -169,13 +169,26 @@ def _integers(sizes: torch.Size) -> np.ndarray:
 )
 def test_dynamic_sizes_in_place_of_numbers(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     message = (
-        rf"{WHERE} does with a dynamic size what only numbers allow {LINE} \((Type|Key|Value)Error.*let dynamic_shapes"
+        rf"{WHERE} does with a dynamic size what only numbers allow {LINE} \((Type|Key|Value)Error.*requires integers"
+        " by PyTorch's, or let dynamic_shapes"
     )
     model = Model(lambda x: function(x) if isinstance(x.shape[0], torch.SymInt) else x)
     with pytest.raises(CaptureError, match=message):
         gradients(
             model, lambda model, x: model(x).sum(), (torch.ones(5, 1, 3),), dynamic_shapes=({0: torch.export.Dim("N")},)
         )
+
+
+@pytest.mark.parametrize("parts", [torch.chunk, torch.tensor_split])
+def test_as_many_chunks_as_a_dynamic_size(parts: Callable[[torch.Tensor, int], tuple[torch.Tensor, ...]]) -> None:
+    """As Reformer sums by chunks to save memory."""
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part.sum(dim=-1) for part in parts(model(x), x.shape[0])]).square().sum()
+
+    message = rf"x\.size\(\)\[0\] is to be dynamic, but .* makes the number 4 of it \({LINE}\): .*as many chunks of one"
+    with pytest.raises(CaptureError, match=message):
+        gradients(Model(torch.sin), loss, (torch.ones(4, 3, 3),), dynamic_shapes=({0: torch.export.Dim("N")},))
 
 
 def test_a_set_of_the_elements_of_an_array() -> None:

@@ -375,10 +375,11 @@ def _specialized(error: BaseException, where: Locations) -> str | None:
             )
         return (
             f"{found[1]} is to be dynamic, but the model or loss makes the number {found[2]} of it"
-            f"{_restricted(found[1], where)}: by range(), a list times it, a loop over the tensor, a number in view or"
-            " reshape, or an array or tensor of that size. Use x.shape[0] as it is, which functions of numbers of math"
-            " and NumPy take too, x.numel(), -1, torch.arange, torch.ones in place of numpy.ones, and torch.vmap or"
-            " operators on the whole tensor in place of a loop, or let dynamic_shapes not name it"
+            f"{_restricted(found[1], where)}: by range(), a list times it, a loop over the tensor or over as many"
+            " chunks of one, a number in view or reshape, or an array or tensor of that size. Use x.shape[0] as it is,"
+            " which functions of numbers of math and NumPy take too, x.numel(), -1, torch.arange, torch.ones in place"
+            " of numpy.ones, and torch.vmap or operators on the whole tensor in place of a loop, or let dynamic_shapes"
+            " not name it"
         )
     if found := re.search(rf"guard (\d+) <= (\S+) and \S+ <= {LARGEST}\b", str(error)):
         return (
@@ -438,8 +439,8 @@ def _size(error: BaseException, where: Locations) -> str | None:
     return (
         f"{where.module()} does with a dynamic size what only numbers allow{_at(line_of_error(error))}"
         f" ({_first_lines(error)}): as a key, in an array of NumPy, or where it is asked whether it is an int. Pass"
-        " what it computes into the step as an argument, replace a dictionary of results by functools.cache, or let"
-        " dynamic_shapes not name that dimension"
+        " what it computes into the step as an argument, replace a dictionary of results by functools.cache and the"
+        " functions of a package that requires integers by PyTorch's, or let dynamic_shapes not name that dimension"
     )
 
 
