@@ -99,7 +99,7 @@ def test_branches_on_numbers_of_arrays() -> None:
     x = torch.rand(20, 4)
     trainer = Trainer(gradients(nn.Linear(4, 1), loss, (x,), specialize=True))
     trainer.step(x=0.5 * x.numpy())
-    with pytest.raises(StepError, match=r"test_arrays\.py"):
+    with pytest.raises(StepError, match=r"test_numpy_arrays\.py"):
         trainer.step(x=-x.numpy())
 
 
