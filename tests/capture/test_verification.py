@@ -685,7 +685,7 @@ def test_graphs_have_a_form_in_float64() -> None:
     model, x = OfOneAxis(*activations, *smooth, *pools), torch.randn(3, 4, 6)
     capture = gradients(model, lambda model, x: model(x), (x,), check=False)
     wide = {name: tensor.double() for name, tensor in model.state_dict().items()} | {"x": x.double()}
-    graph = verify.Graph(to_float64(capture.model), verify._unoptimized_session)
+    graph = verify.Graph(to_float64(capture.model), optimized=False)
     got = graph.run(wide)
     model.double()
     value = model(x.double())

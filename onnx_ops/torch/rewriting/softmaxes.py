@@ -90,9 +90,9 @@ def _write_out(node: ir.Node) -> None:
     if value is None or value.shape is None or value.dtype not in DTYPES:
         return
     inner = value.shape[axis % len(value.shape) + 1 :] if len(value.shape) else ()
-    if not (inner and may_have(inner, MIN_INNER)) and not (
-        node.op_type == "Softmax" and value.dtype == ir.DataType.FLOAT and _has_logarithm(node, through_product=True)
-    ):
+    is_slow = inner and may_have(inner, MIN_INNER)
+    rounds_to_zero = node.op_type == "Softmax" and value.dtype == ir.DataType.FLOAT
+    if not is_slow and not (rounds_to_zero and _has_logarithm(node, through_product=True)):
         return
     graph, result = node.graph, node.outputs[0]
     assert isinstance(graph, ir.Graph | ir.Function)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -24,7 +22,7 @@ class Graph:
 
     Args:
         model: the graph.
-        session: creates its session from the model and options.
+        optimized: whether onnxruntime optimizes it, which rounds some factors of float64 numbers to float32.
 
     Attributes:
         inputs: the names of its inputs.
@@ -33,13 +31,15 @@ class Graph:
         CaptureError: onnxruntime cannot create the session.
     """
 
-    def __init__(self, model: onnx.ModelProto, session: Callable[..., ort.InferenceSession] = InferenceSession) -> None:
+    def __init__(self, model: onnx.ModelProto, *, optimized: bool = True) -> None:
         options = OwnOptions()
         options.log_severity_level = 4  # errors are raised
         options.enable_cpu_mem_arena = False  # which would keep the memory of the outputs
+        if not optimized:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._types = {v.name: TensorType.of_proto(v.type) for v in (*model.graph.input, *model.graph.output)}
         try:
-            self._session = session(model, options)
+            self._session = InferenceSession(model, options)
         except Exception as error:  # onnxruntime's errors have no common class
             raise _not_run(error) from error
         self.inputs = [value.name for value in self._session.get_inputs()]

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import torch
 
 from onnx_ops.core.step_format import GRADIENT, NEXT
 from onnx_ops.graph.slices import part
-from onnx_ops.integrations.sessions import InferenceSession, OwnOptions
 from onnx_ops.torch.base.arrays import as_array, as_tensor
 from onnx_ops.torch.base.errors import CaptureError
 from onnx_ops.torch.base.pairs import as_like
@@ -56,12 +54,6 @@ SAMPLES = 3
 """Such changes that are tried to learn how large rounding errors are."""
 DRAWS = 8
 """Such changes that are tried: which inputs change their sign, and how much gradients depend on them, is random."""
-
-
-def _unoptimized_session(model: onnx.ModelProto, options: OwnOptions) -> InferenceSession:
-    """A session without onnxruntime's optimizations, of which some round factors to float32."""
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return InferenceSession(model, options)
 
 
 def _if_run(model: onnx.ModelProto, values: Tensors) -> Arrays | None:
@@ -262,7 +254,7 @@ class Verification:
         if names not in self._wide_graphs:
             graph = self._model.graph
             outputs = [value for value in graph.output if value.name in names]
-            self._wide_graphs[names] = Graph(to_float64(part(self._model, graph.input, outputs)), _unoptimized_session)
+            self._wide_graphs[names] = Graph(to_float64(part(self._model, graph.input, outputs)), optimized=False)
         return self._wide_graphs[names]
 
     def _beyond_rounding(
