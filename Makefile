@@ -22,7 +22,7 @@ RECORDED = $(if $(RECORD),--record "make $@")
 unexport PYTHONDONTWRITEBYTECODE
 # A process that has no tests left takes over some of another: those of processes are long, and stand together.
 PARALLEL := -n auto --dist worksteal
-# Without the tests of captures whose branches others run too, which make select finds and make test-full runs.
+# Without the tests of captures that add few branches for their time, which make select finds and make test-full runs.
 SELECTED := @tests/capture/covered.txt
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32,
 # and no library, which has all.

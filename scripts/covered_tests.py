@@ -1,4 +1,4 @@
-"""Which tests of captures `make test` and CI leave out: those whose branches of the package others run too.
+"""Which tests of captures `make test` and CI leave out: those that run few branches of the package for their time.
 
 `make select` runs all of them with coverage, and this program writes the arguments of pytest that leave some out.
 `make test-full` runs them. A test that the file does not name, such as a new one, is never left out.
@@ -19,6 +19,8 @@ MEASURED = ROOT / "build" / "coverage"
 LEFT_OUT = ROOT / "tests" / "capture" / "covered.txt"
 SHORT = 0.3
 """Seconds: tests that take less, with coverage, are kept."""
+FEWEST = 4
+"""Branches that a test must add to those of others, for each second with coverage."""
 
 Branch = tuple[int, int, int]
 
@@ -44,22 +46,24 @@ def seconds_of_tests(report: Path) -> dict[str, float]:
     }
 
 
-def kept(branches: Mapping[str, set[Branch]], seconds: Mapping[str, float]) -> set[str]:
-    """Tests that run all branches: the short ones, and then those that add most per second.
+def kept(branches: Mapping[str, set[Branch]], seconds: Mapping[str, float], fewest: float = FEWEST) -> set[str]:
+    """The short tests, and then those that add most branches per second, until they add fewer than `fewest`.
 
     Of these, the longest first, those are dropped that add nothing to the others in the end.
     """
     short = {test for test in branches if seconds.get(test, 0.0) < SHORT}
-    left = set[Branch]().union(*branches.values()).difference(*(branches[test] for test in short))
+    left = all_of(branches).difference(*(branches[test] for test in short))
 
     def gain(test: str) -> float:
         return len(branches[test] & left) / seconds[test]
 
     gains = {test: gain(test) for test in branches.keys() - short}
     added: list[str] = []
-    while left:
+    while left and gains:
         best = max(gains, key=gains.__getitem__)
         gains[best] = gain(best)  # gains only get smaller
+        if max(gains.values()) < fewest:
+            break
         if gains[best] >= max(gains.values()):
             added.append(best)
             left -= branches[best]
@@ -72,6 +76,10 @@ def kept(branches: Mapping[str, set[Branch]], seconds: Mapping[str, float]) -> s
     return short.union(added)
 
 
+def all_of(branches: Mapping[str, set[Branch]]) -> set[Branch]:
+    return set[Branch]().union(*branches.values())
+
+
 def begins_another(test: str, root: Path = ROOT) -> bool:
     """Whether `--deselect` would leave out other tests too, as it takes ids that begin with its argument."""
     file, _, name = test.partition("::")
@@ -81,10 +89,15 @@ def begins_another(test: str, root: Path = ROOT) -> bool:
 def main() -> int:
     seconds = seconds_of_tests(MEASURED.with_suffix(".xml"))
     branches = branches_of_tests(MEASURED)
-    tests = sorted(test for test in branches.keys() - kept(branches, seconds) if not begins_another(test))
+    run = kept(branches, seconds)
+    tests = sorted(test for test in branches.keys() - run if not begins_another(test))
     LEFT_OUT.write_text("".join(f"--deselect={test}\n" for test in tests), encoding="utf-8")
     saved = sum(seconds[test] for test in tests)
-    print(f"{len(tests)} of {len(branches)} tests are left out, with {saved / sum(seconds.values()):.0%} of the time")
+    share = len(all_of({test: branches[test] for test in run})) / len(all_of(branches))
+    print(
+        f"{len(tests)} of {len(branches)} tests are left out, with {saved / sum(seconds.values()):.0%} of the time; "
+        f"the others run {share:.1%} of the branches"
+    )
     return 0
 
 

@@ -22,13 +22,11 @@ ROWS = 5
 
 
 def oracle(var: ArrayLike, indices: ArrayLike, updates: ArrayLike, *, dtype: Reals = np.float64) -> Array:
-    """Each row of var, and all rows of updates that have its index, compared number by number."""
+    """Each row of var, and all rows of updates that have its index, one after the other."""
     out = real(var, dtype).copy()
     rows = np.reshape(real(updates, dtype), (np.size(indices), *out.shape[1:]))
     for i, v in enumerate(np.reshape(np.asarray(indices), -1).tolist()):
-        for place in np.ndindex(*out.shape[1:]):
-            own, other = out[(v, *place)], rows[(i, *place)]
-            out[(v, *place)] = other if np.isnan(other) or other > own else own
+        out[v] = np.where(np.isnan(rows[i]) | (rows[i] > out[v]), rows[i], out[v])
     return out
 
 

@@ -14,10 +14,17 @@ A, B, C = (1, 1, 2), (1, 2, 3), (1, 2, 4)
 def test_each_branch_is_run() -> None:
     branches = {"long": {A, B, C}, "two": {A, B}, "others": {A, C}, "last": {A, B}}
     seconds = {"long": 9.0, "two": 1.0, "others": 1.0, "last": 2.0}
-    assert covered_tests.kept(branches, seconds) == {"two", "others"}
+    assert covered_tests.kept(branches, seconds, 0) == {"two", "others"}
     # First B by itself, in little time; then the others, with a test that has B too.
     branches = {"one": {B}, "both": {B, C}, "all": {A, B, C}}
-    assert covered_tests.kept(branches, {"one": 0.5, "both": 2.0, "all": 8.0}) == {"all"}
+    assert covered_tests.kept(branches, {"one": 0.5, "both": 2.0, "all": 8.0}, 0) == {"all"}
+
+
+def test_tests_that_add_few_branches_for_their_time_are_left_out() -> None:
+    many = {(1, line, line + 1) for line in range(100)}
+    branches = {"many": many, "few": {*many, A, B}, "some": {C}}
+    assert covered_tests.kept(branches, {"many": 10.0, "few": 1.0, "some": 0.2}) == {"few", "some"}
+    assert covered_tests.kept(branches, {"many": 1.0, "few": 10.0, "some": 0.5}) == {"many"}
 
 
 def test_short_tests_are_kept() -> None:

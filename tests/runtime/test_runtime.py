@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Mapping, MutableSequence
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -69,6 +70,8 @@ Array = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT16, FLOAT32, FLOAT64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
 PATTERNS = np.arange(2**16, dtype=np.uint16)
+of_doubles = functools.partial(pytest.param, marks=pytest.mark.full)
+"""Arguments of a test that compiles for seconds what kernels for double, which have tests of their own, are made of."""
 ids = {"argvalues": [FLOAT16, BFLOAT16], "ids": ["float16", "bfloat16"]}
 
 
@@ -463,8 +466,7 @@ def interleave_in_double(sources: int, element_type: int, start: int, count: int
     ("given", "out"),
     [
         *((kind, FLOAT32) for kind in (FLOAT16, BFLOAT16, FLOAT32)),
-        *((kind, FLOAT64) for kind in (FLOAT32, FLOAT64)),
-        *(pytest.param(kind, FLOAT64, marks=pytest.mark.full) for kind in (FLOAT16, BFLOAT16)),
+        *(of_doubles(kind, FLOAT64) for kind in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)),
     ],
     ids=str,
 )
@@ -538,7 +540,7 @@ def separate_doubles(numbers: int, element_type: int, start: int, count: int, ta
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 7, 16, 30])
 @pytest.mark.parametrize("out", [FLOAT16, BFLOAT16, FLOAT32, FLOAT64], ids=str)
-@pytest.mark.parametrize("given", [FLOAT32, FLOAT64], ids=str)
+@pytest.mark.parametrize("given", [FLOAT32, of_doubles(FLOAT64)], ids=str)
 def test_rows_are_taken_apart(given: Any, out: Any, count: int) -> None:
     """All that is given, and nothing beside it."""
     numbers = np.random.default_rng(28).integers(-99, 100, (LENGTH, LANES)).astype(given)
@@ -584,7 +586,7 @@ RUNS = {
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3])
 @pytest.mark.parametrize("places", RUNS.values(), ids=RUNS)
-@pytest.mark.parametrize(("function", "dtype"), [(correlate_floats, FLOAT32), (correlate_doubles, FLOAT64)])
+@pytest.mark.parametrize(("function", "dtype"), [(correlate_floats, FLOAT32), of_doubles(correlate_doubles, FLOAT64)])
 def test_places_are_correlated(function: Any, dtype: npt.DTypeLike, places: list[int], rows: int) -> None:
     """Rows of many lengths, of whole numbers, so that no sum is rounded; the results are two places apart."""
     rng = np.random.default_rng(29)
@@ -622,7 +624,7 @@ def products_in_double(sums: int, a: int, b: int, starts: int, rows: int, column
 
 
 @pytest.mark.parametrize("starts", STARTS.values(), ids=STARTS)
-@pytest.mark.parametrize(("function", "dtype"), [(products_in_float, FLOAT32), (products_in_double, FLOAT64)])
+@pytest.mark.parametrize(("function", "dtype"), [(products_in_float, FLOAT32), of_doubles(products_in_double, FLOAT64)])
 def test_products_are_added_up(function: Any, dtype: npt.DTypeLike, starts: tuple[int, int, int]) -> None:
     """Of whole numbers, so that no sum is rounded."""
     rng = np.random.default_rng(27)
@@ -715,7 +717,7 @@ def multiply_in_double(image: int, rows: int, weights: int, places: int, out: in
 
 
 @pytest.mark.parametrize("vectors", [1, PANEL])
-@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT32, of_doubles(FLOAT64)], ids=str)
 def test_tile_of_a_product(dtype: npt.DTypeLike, vectors: int) -> None:
     """Sums of whole numbers, which are exact."""
     rng = np.random.default_rng(28)
@@ -748,7 +750,7 @@ def add_products_in_double(sums: int, image: int, grad: int, vectors: int) -> No
 
 
 @pytest.mark.parametrize("vectors", [1, PANEL])
-@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT32, of_doubles(FLOAT64)], ids=str)
 def test_sums_of_outer_products(dtype: npt.DTypeLike, vectors: int) -> None:
     """Sums of whole numbers, which are exact."""
     rng = np.random.default_rng(29)
@@ -779,7 +781,7 @@ def dot_products_in_double(sums: int, a: int, b: int, starts: int, vectors: int)
 
 
 @pytest.mark.parametrize("vectors", [0, 1, 5])
-@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT32, of_doubles(FLOAT64)], ids=str)
 def test_tile_of_dot_products(dtype: npt.DTypeLike, vectors: int) -> None:
     """Sums of whole numbers, which are exact."""
     rng = np.random.default_rng(31)
@@ -811,7 +813,7 @@ def softmax_terms_in_double(numbers: int, out: int) -> None:
         found[i] = exp_of_difference(given[i + 2] - found[48])
 
 
-@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT32, of_doubles(FLOAT64)], ids=str)
 def test_terms_of_a_softmax(dtype: np.dtype[Any]) -> None:
     """NaN is not the largest; below exp(-87) or exp(-708) is 0, above exp(87) or exp(708) infinite."""
     numbers = np.random.default_rng(30).uniform(-100, 2, 50).astype(dtype)

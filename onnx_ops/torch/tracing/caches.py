@@ -88,15 +88,16 @@ def _have_traced_values(*caches: Any) -> bool:
 
     The objects of a level are looked at by their types, as there may be very many of them.
     """
-    level, seen = gc.get_referents(*caches), set[int]()
+    level, seen, opened = gc.get_referents(*caches), set[int](), dict[type, bool]()
     while level:
-        one_of = {type(value): value for value in level}
-        if any(issubclass(kind, (FakeTensor, *py_sym_types)) for kind in one_of):
+        kinds = set(map(type, level)) - opened.keys()
+        if any(issubclass(kind, (FakeTensor, *py_sym_types)) for kind in kinds):
             return True
-        containers = {kind for kind, value in one_of.items() if not tree_is_leaf(value)}
-        opened = {id(value): value for value in level if type(value) in containers and id(value) not in seen}
-        seen |= opened.keys()
-        level = gc.get_referents(*opened.values())
+        if kinds:
+            opened |= {type(value): not tree_is_leaf(value) for value in level if type(value) in kinds}
+        containers = {id(value): value for value in level if opened[type(value)]}
+        level = gc.get_referents(*(value for own, value in containers.items() if own not in seen))
+        seen |= containers.keys()
     return False
 
 
