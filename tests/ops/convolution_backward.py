@@ -129,18 +129,18 @@ def slack(call: Call, output: str, dtype: DType, portable: bool) -> Array | floa
 
 
 def make(choice: Choice) -> dict[str, Array | None]:
-    return chosen(choice, choice.dtype("grad_output"))
+    return chosen(PLACES, choice, choice.dtype("grad_output"))
 
 
 def calls() -> Iterator[Call]:
     yield from calls_of(OP, PLACES)
-    plain = operands(FEW, PLAIN, FLOAT32)
+    plain = operands(PLACES, FEW, PLAIN, FLOAT32)
     for count in (1, 2):
         for outputs_of in itertools.combinations(GRADIENTS, count):
             yield Call(OP, plain, outputs=outputs_of, label="+".join(outputs_of))
     # Elements of padded lines are zeros, which must not be multiplied with infinite numbers.
     padded = Setting((1, 7), (), (0, 3))
-    infinite = with_value(shaped((1, 8, 1, 9), 260, padded, FLOAT32), "grad_output", (0, 130, 0, 1), np.inf)
+    infinite = with_value(shaped(PLACES, (1, 8, 1, 9), 260, padded, FLOAT32), "grad_output", (0, 130, 0, 1), np.inf)
     yield Call(OP, infinite, padded.attributes, label="infinite_beside_padding")
 
 
@@ -208,7 +208,7 @@ def torch_call(torch: ModuleType, call: Call) -> Callable[[], Any] | None:
 
 
 def benchmark(layer: Layer, dtype: DType, setting: Setting = AROUND) -> Call:
-    given = shaped(layer.shape, layer.outputs, setting, dtype)
+    given = shaped(PLACES, layer.shape, layer.outputs, setting, dtype)
     return Call(OP, given, setting.attributes, ("grad_input", "grad_weight"))
 
 

@@ -15,9 +15,7 @@ CORRESPONDENCES = {
         Aclnn(
             "Convolution",
             {
-                **same("input", "weight"),
-                "bias": "none: add it to the output",
-                **same("stride", "padding", "dilation"),
+                **same("input", "weight", "bias", "stride", "padding", "dilation"),
                 "transposed": "none: false",
                 "outputPadding": "none: for transposed convolutions only",
                 "groups": "groups",
@@ -25,7 +23,7 @@ CORRESPONDENCES = {
                 "cubeMathType": "none: products are exact, and summed in float or double",
             },
             refused=(NO_DOUBLE,),
-            missing=("Transposed convolutions, and a bias; ONNX's ConvTranspose and Conv have them.",),
+            missing=("Transposed convolutions; ONNX's ConvTranspose has them.",),
         ),
         None,
         "ATC has parsers for ONNX's Conv, which computes the same.",

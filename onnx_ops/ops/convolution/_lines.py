@@ -248,13 +248,13 @@ def order_lines(layout: Blocks, given: Array, weights: Array) -> None:
 
 @helper
 def multiply_lines(
-    layout: Blocks, number: int, image: int, weight: int, target: int, element_type: int, dtype: Floating
+    layout: Blocks, number: int, image: int, weight: int, bias: int, target: int, element_type: int, dtype: Floating
 ) -> bool:
     """A task: adjacent lines of all channels of a group of a sample, or a part of one line; whether there was memory.
 
     Args:
         number: of the task.
-        image, weight, target: addresses of the inputs and of the output.
+        image, weight, bias, target: addresses of the inputs and of the output; 0: no bias.
         dtype: of the computation.
     """
     outputs, kernel, stride, count = layout.outputs, layout.kernel, layout.stride, layout.count
@@ -264,15 +264,18 @@ def multiply_lines(
     each, seen, run = layout.inputs * kernel[0] * kernel[2], (lines - 1) * stride[1] + kernel[1], lines * columns
     step, blocks, size = min(stride[1], seen), ceil_divide(run, LANES), item_size(element_type)
     plane = room_of_copies(seen, step, columns)
-    memory, given, weights, copies, rows, starts, places, result = allocate(
+    memory, given, weights, copies, rows, starts, places, result, biases = allocate(
         (outputs * kernel[1] * each, dtype), (outputs * kernel[1] * each, dtype), (each * plane + LANES, dtype),
         (kernel[1] * ROWS, np.int64), (kernel[1], np.int64), (ROWS, np.int64), (ROWS * blocks * LANES, dtype),
+        (outputs, dtype),
     )  # fmt: skip
     if memory == 0:
         return False
     numbers = outputs * kernel[1] * each
     read_row(weight + own % layout.groups * numbers * size, element_type, numbers, given)
     order_lines(layout, given, weights)
+    if bias != 0:
+        read_row(bias + own % layout.groups * outputs * size, element_type, outputs, biases)
     finite = is_finite(weights, numbers)
     if not copy_lines(layout, image, element_type, own, begin, seen, columns, step, kernel[2], copies, dtype):
         free(memory)
@@ -289,6 +292,9 @@ def multiply_lines(
             if not finite:
                 own_weights = tail(weights, (first + r) * kernel[1] * each)
                 add_alone(layout, own_weights, copies, starts, begin, plane, lines, columns, row)
+            if bias != 0:
+                for i in range(run):
+                    row[i] += biases[first + r]
             place = (((own * outputs + first + r) * count[0] + z) * count[1] + y) * count[2] + x
             write_row(row, element_type, run, target + place * size)
     free(memory)

@@ -10,8 +10,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnx_ops.loops.memory import LANES, address_of, allocate, array_at, free, item_size, separate, size_of, tail
-from onnx_ops.loops.primitives import Array, Floating, ceil_divide, helper
+from onnx_ops.loops.memory import (
+    LANES,
+    address_of,
+    allocate,
+    array_at,
+    free,
+    item_size,
+    read_row,
+    separate,
+    size_of,
+    tail,
+)
+from onnx_ops.loops.primitives import Array, Floating, ceil_divide, helper, like
 from onnx_ops.loops.tiles import PANEL, ROWS, multiply_tile
 from onnx_ops.ops.convolution._blocked import (
     Blocks,
@@ -130,12 +141,23 @@ def write_taps(layout: Blocks, backward: bool, folded: bool, sizes: Sequence[int
 
 
 @helper
-def multiply(layout: Blocks, number: int, backward: bool, target: int, element_type: int, dtype: Floating) -> bool:
+def add_biases(sums: Array, start: int, places: int, biases: Array) -> None:
+    """Add the biases of LANES channels to their sums at some places, of which the first one is `start`."""
+    for i in range(start, start + places):
+        for lane in range(LANES):
+            sums[i * LANES + lane] += biases[lane]
+
+
+@helper
+def multiply(
+    layout: Blocks, number: int, backward: bool, bias: int, target: int, element_type: int, dtype: Floating
+) -> bool:
     """A task of the product; returns whether there was memory.
 
     Args:
         number: of the task.
         backward: whether the product is the gradient of the input of the convolution.
+        bias: address of the bias of each channel; 0: none.
         target: address of the result.
         dtype: of the computation.
     """
@@ -169,11 +191,12 @@ def multiply(layout: Blocks, number: int, backward: bool, target: int, element_t
     numbers, size = entries * PANEL * LANES, size_of(dtype)
     (
         memory, out, rows, starts, terms, slots, places, order,
-        offsets, base, begins, none, phases, found, lanes, unused,
+        offsets, base, begins, none, phases, found, lanes, unused, biases,
     ) = allocate(
         (numbers, dtype), (whole * taps, np.int64), (tiles * taps, np.int64), (tiles, np.int64), (whole, np.int64),
         (4 * count, np.int64), (count, np.int64), (5 * taps, np.int64), (AXES * whole, np.int64), (whole, np.int64),
         (whole, np.int64), (whole, np.int64), (whole, np.int64), (LANES, np.int64), (count, np.float64),
+        (LANES, dtype),
     )  # fmt: skip
     if memory == 0:
         return False
@@ -239,6 +262,11 @@ def multiply(layout: Blocks, number: int, backward: bool, target: int, element_t
         for v in range(vectors):
             channel = (panel * PANEL + v) * LANES
             valid = min(targets - channel, LANES)
+            if bias != 0:
+                for lane in range(LANES):  # what happens to be in memory may be subnormal, with which sums are slow
+                    biases[lane] = like(0, biases[0])
+                read_row(bias + (group * targets + channel) * item_size(element_type), element_type, valid, biases)
+                add_biases(out, v * entries, entries, biases)
             for s in range(samples):
                 to = target + (((sample + s) * layout.groups + group) * targets + channel) * result_bytes
                 for lane in range(LANES):

@@ -12,7 +12,7 @@ from onnx_ops.bodies.body import Body
 from onnx_ops.bodies.spatial import SpatialAxes
 from onnx_ops.core.call import Call
 from onnx_ops.core.op import Example, Op
-from onnx_ops.core.signature import Input, Output, Signature
+from onnx_ops.core.signature import Default, Input, Output, Signature
 from onnx_ops.core.types import TensorType
 from onnx_ops.graph.builder import Value
 from onnx_ops.loops.loop import Layout, Tasks
@@ -46,32 +46,34 @@ from onnx_ops.ops.windows import AXES, LEAD
 SIGNATURE = Signature(
     "Convolution",
     """
-A convolution (aclnnConvolution without bias, and not transposed), fast also where `weight` is not a constant.
+A convolution (aclnnConvolution that is not transposed), fast also where `weight` is not a constant.
 
-    output[n, o, i, j] = sum of input[n, c, h, w] * weight[o, c, a, b]  over all c, a, b
+    output[n, o, i, j] = bias[o] + sum of input[n, c, h, w] * weight[o, c, a, b]  over all c, a, b
     h                  = stride[0]*i + dilation[0]*a - padding[0]
     w                  = stride[1]*j + dilation[1]*b - padding[1]
 
 The sum is over elements of `input`: those of windows that lie in the padding are left out. With `groups` the channels
 of `input` and `output` are split into so many groups, and each is convolved with its own part of `weight`.
 
-Shapes: `input` (N, C, H, W), `weight` (O, C / groups, A, B) and `output` (N, O, I, J). I and J are
+Shapes: `input` (N, C, H, W), `weight` (O, C / groups, A, B), `bias` (O) and `output` (N, O, I, J). I and J are
 
     (H + 2*padding - dilation*(A - 1) - 1) / stride + 1
 
 rounded down. There are 1 to 3 spatial axes. `O` and `C` are multiples of `groups`.
 
 Dtypes: all have one dtype: float16, bfloat16, float or double. Computed in double if that is double, else in float, and
-rounded once. The order of summation is fixed and does not depend on the number of threads.
+rounded once. The order of summation is fixed, with the bias last, and does not depend on the number of threads.
 
-Edge rules: NaN and infinities propagate as in the formula. A size in which no window fits is an error, as are a number
-above 2147483647 in an attribute, and `padding` that adds more than 268435456 elements to a plane with fewer.
+Edge rules: NaN and infinities propagate as in the formula. An omitted `bias` is 0. A size in which no window fits is an
+error, as are a number above 2147483647 in an attribute, and `padding` that adds more than 268435456 elements to a plane
+with fewer.
 
 Without a kernel: the order of summation is that of the runtime's MatMul. Shapes known only at run time are not checked.
 """,
     inputs=(
         Input("input", "Input, (N, C, H, W)."),
         Input("weight", "Kernels, (O, C / groups, A, B).", like="input"),
+        Input("bias", "Added to each channel, (O).", like="input", default=Default(0.0, like="weight", axis=0)),
     ),
     outputs=(Output("output", "The convolution, (N, O, I, J).", "input"),),
     attributes=tuple(window_attributes()),
@@ -81,6 +83,7 @@ Without a kernel: the order of summation is that of the runtime's MatMul. Shapes
 def reference(
     input: np.ndarray,
     weight: np.ndarray,
+    bias: np.ndarray | None = None,
     *,
     stride: Sequence[int] = (),
     padding: Sequence[int] = (),
@@ -93,6 +96,7 @@ def reference(
     Args:
         input: floating array (N, C, ...).
         weight: floating array (O, C / groups, ...).
+        bias: floating array (O).
         stride, padding, dilation, groups: as in the schema.
         dtype: dtype of the result instead of input's.
 
@@ -108,12 +112,16 @@ def reference(
     for element, windows, met in elements_of(axes, input.shape[LEAD:], counts):
         with np.errstate(invalid="ignore", over="ignore"):
             out[windows] += np.einsum("ngi...,goi->ngo...", x[met], own[element])
-    return rounded(out.reshape(samples, groups * outputs, *counts), input.dtype, dtype)
+    out = out.reshape(samples, groups * outputs, *counts)
+    if bias is not None:
+        with np.errstate(invalid="ignore", over="ignore"):
+            out += bias.astype(np.float64).reshape(-1, *[1] * len(axes))
+    return rounded(out, input.dtype, dtype)
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------------
 
-IMAGE, WEIGHT = range(2)
+IMAGE, WEIGHT, BIAS = range(3)
 ATTRIBUTES = attributes_of(SIGNATURE.schema)
 
 
@@ -121,6 +129,8 @@ def write_layout(address: int, kernel: Kernel, job: Job) -> bool:
     """Write the layout and the shape of the output; returns whether the shapes of the inputs fit."""
     layout = record_at(address, LAYOUT)
     if not write_windows(layout, record_at(kernel.attributes, ATTRIBUTES), job, IMAGE, WEIGHT):
+        return False
+    if kernel.element_type[BIAS] != 0 and (job.rank[BIAS] != 1 or job.dims[BIAS, 0] != job.dims[WEIGHT, 0]):
         return False
     rank = job.rank[IMAGE]
     job.output_rank[0] = rank
@@ -162,11 +172,13 @@ def prepare(job: Job, number: int, dtype: Floating) -> None:
 
 
 def task(job: Job, number: int, dtype: Floating) -> None:
-    layout, element_type = record_at(job.scratch, LAYOUT), record_at(job.kernel, KERNEL).element_type[IMAGE]
+    layout, kernel = record_at(job.scratch, LAYOUT), record_at(job.kernel, KERNEL)
+    element_type, bias = kernel.element_type[IMAGE], job.data[BIAS] if kernel.element_type[BIAS] != 0 else 0
     if layout.by_lines:
-        done = multiply_lines(layout, number, job.data[IMAGE], job.data[WEIGHT], job.output[0], element_type, dtype)
+        image, weight = job.data[IMAGE], job.data[WEIGHT]
+        done = multiply_lines(layout, number, image, weight, bias, job.output[0], element_type, dtype)
     else:
-        done = multiply(layout, number, False, job.output[0], element_type, dtype)
+        done = multiply(layout, number, False, bias, job.output[0], element_type, dtype)
     if not done:
         job.failed = NO_MEMORY
 
@@ -229,6 +241,9 @@ def body(b: Body) -> None:
     start = b.op("Expand", 0.0, parts(groups, samples, counts, outputs, name="whole"), name="start")
     (sums,) = b.several("Loop", b.op("Squeeze", elements), True, start, names=("all_sums",), body=scope)
     sums = b.op("Transpose", sums, name="channels_first", perm=[1, 0, 5, 2, 3, 4])
+    if b.has("bias"):
+        column = parts(groups, outputs, [1, 1, 1], name="column")
+        sums = (sums + b.op("Reshape", b.load("bias"), column, name="biases", allowzero=1)).named("biased")
     own_counts = b.op("Slice", counts, axes.absent, [AXES], name="own_counts")
     shape = parts(samples, all_outputs, own_counts, name="shape")
     b.store("output", b.op("Reshape", sums, shape, name="result", allowzero=1), "input")
@@ -236,7 +251,10 @@ def body(b: Body) -> None:
 
 def infer(call: Call) -> tuple[TensorType, ...]:
     check_attributes(call)
-    return (TensorType(call.dtype("input"), check_convolution(call, None)),)
+    shape = check_convolution(call, None)
+    weight = call.shape("weight")
+    call.same_shape("bias", None if weight is None else weight[:1], "one number per channel of the output")
+    return (TensorType(call.dtype("input"), shape),)
 
 
 OP = Op(
@@ -247,7 +265,7 @@ OP = Op(
     body,
     Example(
         # One channel, and a kernel of two by two, which has two places.
-        {"input": [[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]], "weight": [[[[1.0, 2.0], [3.0, 4.0]]]]},
-        {"output": [[[[37.0, 47.0]]]]},
+        {"input": [[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]], "weight": [[[[1.0, 2.0], [3.0, 4.0]]]], "bias": [1.0]},
+        {"output": [[[[38.0, 48.0]]]]},
     ),
 )

@@ -297,7 +297,7 @@ def task(job: Job, number: int, dtype: Floating) -> None:
             quotients, grad, weight = quotients_at(job.scratch), job.data[GRAD], job.data[WEIGHT]
             done = multiply_quotients(layout, quotients, number, grad, weight, target, element_type, dtype)
         else:
-            done = multiply(layout, number, True, target, element_type, dtype)
+            done = multiply(layout, number, True, 0, target, element_type, dtype)
         if not done:
             job.failed = NO_MEMORY
         return

@@ -78,10 +78,8 @@ def _convolution(
     groups: int = 1,
 ) -> Value:
     window = window_of(sizes(weight)[2:], stride, padding, dilation, groups)
-    if not transposed and is_depthwise_op(x, weight, window):
-        return _depthwise(x, weight, window, bias)
     if not transposed:
-        return _added(_forward(x, weight, window), bias, window.rank)
+        return _forward(x, weight, window, bias)
     return _added(_transposed(x, weight, window, of_each_axis(output_padding, window.rank)), bias, window.rank)
 
 
@@ -139,12 +137,12 @@ def _convolution_backward(
 def _without_gradients(node: ir.Node) -> None:
     """A convolution without gradients, as in an inference graph, becomes ONNX's: with constant weights it is faster."""
     stride, padding, dilation = _settings_of(node, "stride", "padding", "dilation")
-    x, weight = node.inputs
+    x, weight, *bias = node.inputs
     assert x is not None
     assert weight is not None
     window = Window(sizes(weight)[2:], stride, padding, dilation, node.attributes["groups"].as_int())
     if len(weight.uses()) > 1 and is_product_of_pixels(window, x, sizes(weight)[:2]):
-        _become_product(node, x, weight)
+        _become_product(node, x, weight, *bias)
     elif not _is_used_by(weight, "ConvolutionBackward"):
         replace_node(node, ir.node("Conv", node.inputs, window.attributes))
 
@@ -168,11 +166,11 @@ def _is_used_by(value: ir.Value, op_type: str) -> bool:
     return any(user.op_type == op_type for user, _ in value.uses())
 
 
-def _become_product(node: ir.Node, x: ir.Value, weight: ir.Value) -> None:
+def _become_product(node: ir.Node, x: ir.Value, weight: ir.Value, *bias: ir.Value | None) -> None:
     """Replace a pointwise convolution by a product of the pixels of all samples."""
     added: list[ir.Node] = []
 
-    def new(op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+    def new(op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         added.append(ir.node(op_type, inputs, attributes))
         return added[-1].outputs[0]
 
@@ -182,30 +180,26 @@ def _become_product(node: ir.Node, x: ir.Value, weight: ir.Value) -> None:
     outputs, inputs, *kernel = sizes(weight)
     space = sizes(x)[2:]
     pixels = reshaped(new("Transpose", x, perm=[0, *range(2, len(space) + 2), 1]), -1, inputs)
-    product = new("Gemm", pixels, reshaped(weight, outputs, inputs), transB=1)
+    product = new("Gemm", pixels, reshaped(weight, outputs, inputs), *bias, transB=1)
     new("Transpose", reshaped(product, -1, *space, outputs), perm=[0, len(kernel) + 1, *range(1, len(kernel) + 1)])
     replace_node(node, *added)
 
 
-def _depthwise(x: Value, weight: Value, window: Window, bias: Value | None = None) -> Value:
-    given = [] if bias is None else [bias]
-    return aclnn.DepthwiseConv2D(x, weight, *given, **_depthwise_attributes(window))
-
-
-def _forward(x: Value, weight: Value, window: Window) -> Value:
+def _forward(x: Value, weight: Value, window: Window, bias: Value | None = None) -> Value:
+    inputs = (x, weight) if bias is None else (x, weight, bias)
     if is_depthwise_op(x, weight, window):
-        return _depthwise(x, weight, window)
+        return aclnn.DepthwiseConv2D(*inputs, **_depthwise_attributes(window))
     if x.dtype != ir.DataType.DOUBLE:
         if is_by_op(x, weight, window) or is_product_of_pixels(window, x, sizes(weight)[:2]):
-            return aclnn.Convolution(x, weight, **window.settings)
-        return op.Conv(x, weight, **window.attributes)
+            return aclnn.Convolution(*inputs, **window.settings)
+        return op.Conv(*inputs, **window.attributes)
     # onnxruntime has no float64 Conv: im2col, times the weights.
-    outputs, inputs = sizes(weight)[0], sizes(weight)[1]
+    outputs, channels = sizes(weight)[0], sizes(weight)[1]
     columns, out = _columns(x, window)
-    width = inputs * math.prod(window.kernel) if inputs >= 0 else -1  # a dynamic size, in second derivatives
+    width = channels * math.prod(window.kernel) if channels >= 0 else -1  # a dynamic size, in second derivatives
     columns = op.Reshape(columns, integers([_rows(x, out), window.groups, width, out.product]))
     rows = op.Reshape(weight, integers([window.groups, outputs // window.groups, width]))
-    return op.Reshape(op.MatMul(rows, columns), out.after(_rows(x, out), outputs))
+    return _added(op.Reshape(op.MatMul(rows, columns), out.after(_rows(x, out), outputs)), bias, window.rank)
 
 
 def _pixels(image: Value) -> Value:
@@ -436,7 +430,7 @@ def _of_node(translate: Callable[..., Any]) -> Callable[..., Any]:
     def translated(
         x: Value,
         weight: Value,
-        *,
+        *bias: Value,
         kernel_shape: Sequence[int],
         strides: Sequence[int],
         pads: Sequence[int],
@@ -446,7 +440,7 @@ def _of_node(translate: Callable[..., Any]) -> Callable[..., Any]:
         auto_pad: bytes = b"NOTSET",
     ) -> Value:
         window = Window(kernel_shape, strides, pads[: len(kernel_shape)], dilations, group)
-        return translate(x, weight, window, *([] if output_padding is None else [output_padding]))
+        return translate(x, weight, window, *([] if output_padding is None else [output_padding]), *bias)
 
     return translated
 

@@ -121,25 +121,29 @@ LARGE: tuple[tuple[str, Shape, int, Setting], ...] = (
 )
 
 
-def shaped(shape: Shape, outputs: int, setting: Setting, dtype: DType) -> dict[str, Array | None]:
-    counts = counts_of(shape[2:], setting)
-    return {
-        "grad_output": normal((shape[0], outputs, *counts), dtype, "g"),
-        "input": normal(shape, dtype, "x"),
-        "weight": normal((outputs, shape[1] // setting.groups, *setting.kernel), dtype, "w"),
+def shaped(
+    names: Container[str], shape: Shape, outputs: int, setting: Setting, dtype: DType
+) -> dict[str, Array | None]:
+    """The inputs of these names for an input of a shape, and so many channels of the output."""
+    shapes = {
+        "grad_output": (shape[0], outputs, *counts_of(shape[2:], setting)),
+        "input": shape,
+        "weight": (outputs, shape[1] // setting.groups, *setting.kernel),
+        "bias": (outputs,),
     }
+    return {name: normal(own, dtype, name) for name, own in shapes.items() if name in names}
 
 
-def operands(form: Form, setting: Setting, dtype: DType) -> dict[str, Array | None]:
+def operands(names: Container[str], form: Form, setting: Setting, dtype: DType) -> dict[str, Array | None]:
     """Channels are those of two groups, whether the setting has one or two."""
     lengths = tuple(range(form.size, form.size + len(setting.kernel)))
-    return shaped((form.samples, 2 * form.inputs, *lengths), 2 * form.outputs, setting, dtype)
+    return shaped(names, (form.samples, 2 * form.inputs, *lengths), 2 * form.outputs, setting, dtype)
 
 
-def chosen(choice: Choice, dtype: DType) -> dict[str, Array | None]:
+def chosen(names: Container[str], choice: Choice, dtype: DType) -> dict[str, Array | None]:
     attributes = {name: choice.attributes[name] for name in Setting.NAMES}
     found = [setting for setting in SETTINGS if setting.attributes == attributes]
-    return operands(choice.form, found[0] if found else Setting((3, 3), **attributes), dtype)
+    return operands(names, choice.form, found[0] if found else Setting((3, 3), **attributes), dtype)
 
 
 @dataclass(frozen=True)
@@ -175,30 +179,26 @@ def calls_of(op: str, places: Mapping[str, Shape]) -> Iterator[Call]:
         places: by the names of its inputs.
     """
     for number, setting in enumerate(SETTINGS):
-        given = only(operands(FEW, setting, FLOAT32), places)
+        given = operands(places, FEW, setting, FLOAT32)
         yield Call(op, given, setting.attributes, label=f"setting_{number}", static=number % 2 == 0)
     for label, shape, outputs, setting in SHAPES:
-        yield Call(op, only(shaped(shape, outputs, setting, FLOAT32), places), setting.attributes, label=label)
+        yield Call(op, shaped(places, shape, outputs, setting, FLOAT32), setting.attributes, label=label)
     around = Setting((3, 3), (2, 1), (1, 1))
-    wide = only(shaped((2, 2, 6, 19), 4, around, FLOAT32), places)
-    long = only(shaped((2, 2, 9, 40), 3, around, FLOAT32), places)
+    few = operands(places, FEW, around, FLOAT32)
+    wide = shaped(places, (2, 2, 6, 19), 4, around, FLOAT32)
+    long = shaped(places, (2, 2, 9, 40), 3, around, FLOAT32)
     for value, (name, place) in itertools.product(SPECIAL, places.items()):
-        for given, kind in ((only(operands(FEW, around, FLOAT32), places), ""), (wide, "wide_"), (long, "long_")):
+        for given, kind in ((few, ""), (wide, "wide_"), (long, "long_")):
             yield Call(op, with_value(given, name, place, value), around.attributes, label=f"{kind}{value}_in_{name}")
 
 
 def large(op: str, names: Container[str], dtype: DType) -> Iterator[Call]:
     for label, shape, outputs, setting in LARGE:
-        yield Call(op, only(shaped(shape, outputs, setting, dtype), names), setting.attributes, label=label)
+        yield Call(op, shaped(names, shape, outputs, setting, dtype), setting.attributes, label=label)
 
 
 def judged(op: str, names: Container[str], dtype: DType) -> Iterator[Call]:
-    yield Call(op, only(shaped((2, 16, 8, 8), 16, AROUND, dtype), names), AROUND.attributes)
-
-
-def only(given: Mapping[str, Array | None], names: Container[str]) -> dict[str, Array | None]:
-    """The inputs of these names."""
-    return {name: array for name, array in given.items() if name in names}
+    yield Call(op, shaped(names, (2, 16, 8, 8), 16, AROUND, dtype), AROUND.attributes)
 
 
 def refusals(given: Mapping[str, Array]) -> Iterator[Refusal]:
@@ -209,7 +209,7 @@ def refusals(given: Mapping[str, Array]) -> Iterator[Refusal]:
     yield Refusal("groups", ("'input'", "(2, 2, 6, 7)", "4 channels"), attributes={"groups": 2})
     yield Refusal("empty_kernel", ("'weight'", "(4, 2, 0, 3)", "at least 1"), {"weight": weight[:, :, :0]})
     yield Refusal("too_large", ("'input'", "(2, 2, 6, 7)", "axis 3"), attributes={"dilation": (1, 4)})
-    for name in given:
+    for name in set(given) - {"bias"}:
         flat = {name: weight[:, :, 0]}
         yield Refusal(f"{name}_of_rank_3", ("'", "dimensions"), flat, by_rank=True)
     for name, value, words in (
