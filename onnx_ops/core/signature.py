@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnx.defs import OpSchema
 
@@ -23,7 +23,8 @@ class Default:
         like: a required input whose shape the default has; None for a scalar, where the input broadcasts.
         axis: the only axis of `like` that the default has; None for all of them.
         shape: a required attribute that is its shape, instead of `like`.
-        dtype_of: a required input whose dtype the default has; None where its dtype does not matter.
+        dtype_of: a required input whose dtype the default has, if the input shares its dtype with none; None where its
+            dtype does not matter.
     """
 
     value: float
@@ -172,8 +173,12 @@ class Signature:
 
     @functools.cached_property
     def defaults(self) -> Mapping[str, Default]:
-        """The defaults of the optional inputs, by name."""
-        return {given.name: given.default for given in self.inputs if given.default is not None}
+        """The defaults of the optional inputs, by name, with the inputs whose dtypes they have."""
+        return {
+            given.name: replace(given.default, dtype_of=given.default.dtype_of or given.like)
+            for given in self.inputs
+            if given.default is not None
+        }
 
     @functools.cached_property
     def typed_inputs(self) -> tuple[str, ...]:

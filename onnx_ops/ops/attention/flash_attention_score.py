@@ -101,7 +101,7 @@ MatMul, and small weights do not count as 0. Shapes known only at run time are n
         Input("query", "Queries, (B, N, Sq, D)."),
         Input("key", "Keys, (B, M, Sk, D).", like="query"),
         Input("value", "Values, (B, M, Sk, E).", like="query"),
-        Input("real_shift", "Added to the scores.", like="query", default=Default(0.0, dtype_of="query")),
+        Input("real_shift", "Added to the scores.", like="query", default=Default(0.0)),
         Input("drop_mask", "Weights that dropout keeps.", dtypes=(TensorProto.BOOL,), default=Default(1.0)),
         Input("atten_mask", "Scores that are set to -inf.", dtypes=(TensorProto.BOOL,), default=Default(0.0)),
     ),

@@ -67,7 +67,7 @@ runtime's MatMul, and weights do not count as 0 or infinite. Shapes known only a
         Input("key_in", "Keys, (B, M, Sk, D).", like="query"),
         Input("value", "Values, (B, M, Sk, E).", like="query"),
         Input("dy", "Gradient of the loss with respect to the result of attention, (B, N, Sq, E).", like="query"),
-        Input("pse_shift", "Added to the scores.", like="query", default=Default(0.0, dtype_of="query")),
+        Input("pse_shift", "Added to the scores.", like="query", default=Default(0.0)),
         Input("drop_mask", "Weights that dropout keeps.", dtypes=(TensorProto.BOOL,), default=Default(1.0)),
         Input("atten_mask", "Scores that are set to -inf.", dtypes=(TensorProto.BOOL,), default=Default(0.0)),
         Input("softmax_max", "The largest score of each query, (B, N, Sq).", dtypes=WIDE),

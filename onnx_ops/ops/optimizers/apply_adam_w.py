@@ -83,7 +83,7 @@ Without a kernel: shapes known only at run time broadcast as in ONNX operators.
             "max_grad_norm",
             "Largest `v` of the previous steps.",
             like="var",
-            default=Default(-math.inf, like="var", dtype_of="var"),
+            default=Default(-math.inf, like="var"),
         ),
     ),
     outputs=(

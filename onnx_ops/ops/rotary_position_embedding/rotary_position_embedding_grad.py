@@ -85,7 +85,7 @@ only at run time are not checked; they broadcast as in ONNX operators, as far as
             "x",
             "Input of RotaryPositionEmbedding, for `dcos` and `dsin`.",
             like="dy",
-            default=Default(0.0, like="dy", dtype_of="dy"),
+            default=Default(0.0, like="dy"),
         ),
     ),
     outputs=(
