@@ -116,7 +116,7 @@ class Checks:
 
     def dynamic(self) -> None:
         start, processor = time.perf_counter(), time.process_time()
-        captured = self._captured(dynamic_shapes=self.case.dynamic_shapes())
+        captured = self._captured(dynamic_shapes=self.case.dynamic_shapes(), inference=self.case.inference)
         self.result.capture_seconds = time.perf_counter() - start, time.process_time() - processor
         self.result.nodes = len(captured.model.graph.node)
         captured.save(self._step)

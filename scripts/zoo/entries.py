@@ -30,6 +30,7 @@ class Case:
         axes: the dynamic axes of each argument; default: axis 0 of all, `rows`.
         rows: the dimension of samples.
         rate: learning rate of the ten steps.
+        inference: whether the model is exported too; False for one that computes something else in evaluation mode.
     """
 
     model: nn.Module
@@ -38,6 +39,7 @@ class Case:
     axes: tuple[Mapping[int, Dim], ...] | None = None
     rows: Dim = ROWS
     rate: float = 0.01
+    inference: bool = True
 
     def dynamic_shapes(self) -> DynamicShapes:
         """`axes`, by the names of the arguments."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
 from scripts.zoo.entries import Case, Models
 from scripts.zoo.losses import cross_entropy, images, pixels
 
 MODELS = Models("torchvision")
+BOXES = Dim("boxes")
 
 
 def _classifier(name: str, **options: Any) -> Case:
@@ -56,8 +61,6 @@ def densenet() -> Case:
 
 @MODELS("VGG-11 with batch norm, one linear layer")
 def vgg() -> Case:
-    from torch import nn
-
     case = _classifier("vgg11_bn")
     case.model.avgpool, case.model.classifier = nn.AdaptiveAvgPool2d(1), nn.Linear(512, 5)
     return case
@@ -114,7 +117,6 @@ def deeplab() -> Case:
 
 @MODELS("FCN, auxiliary loss, ignored pixels")
 def fcn() -> Case:
-    import torch
     import torchvision
     from torch.nn import functional
     from torchvision.models._utils import IntermediateLayerGetter
@@ -138,7 +140,6 @@ def fcn() -> Case:
 
 @MODELS("R(2+1)D, video")
 def video() -> Case:
-    import torch
     import torchvision
 
     model = torchvision.models.video.VideoResNet(
@@ -151,3 +152,42 @@ def video() -> Case:
     return Case(
         model, cross_entropy, lambda n: (torch.randn(2 * n, 3, 4, 32, 32), torch.randint(5, (2 * n,))), rate=1e-3
     )
+
+
+def _detector(name: str) -> Case:
+    """A detector that is trained on two images, with any number of boxes in each."""
+    import torchvision
+    from torchvision.models import detection
+    from torchvision.models.detection.backbone_utils import BackboneWithFPN
+
+    layers = {"layer1": "0", "layer2": "1"}
+    backbone = BackboneWithFPN(torchvision.models.resnet18(), layers, [64, 128], out_channels=32)
+    model = getattr(detection, name)(
+        backbone,
+        num_classes=4,
+        anchor_generator=detection.anchor_utils.AnchorGenerator(((8,), (16,), (32,)), ((1.0,),) * 3),
+        min_size=64,
+        max_size=64,
+    )
+
+    def loss(model: nn.Module, images: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
+        targets = [{"boxes": boxes[i], "labels": labels[i]} for i in range(2)]
+        losses: dict[str, Tensor] = model([images[0], images[1]], targets)
+        return torch.stack(list(losses.values())).sum()
+
+    def batch(count: int) -> tuple[Tensor, ...]:
+        corners, sizes = 30 * torch.rand(2, count, 2), 8 + 20 * torch.rand(2, count, 2)
+        boxes = torch.cat([corners, corners + sizes], dim=2)
+        return torch.rand(2, 3, 64, 64), boxes, torch.randint(1, 4, (2, count))
+
+    return Case(model, loss, batch, ({}, {1: BOXES}, {1: BOXES}), BOXES, rate=1e-3, inference=False)
+
+
+@MODELS("RetinaNet, any number of boxes")
+def retinanet() -> Case:
+    return _detector("RetinaNet")
+
+
+@MODELS("FCOS, any number of boxes")
+def fcos() -> Case:
+    return _detector("FCOS")
