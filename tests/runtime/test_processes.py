@@ -559,6 +559,7 @@ except SystemExit as end:
 """
 
 
+@pytest.mark.full
 def test_compile_leaves_nothing_to_compile() -> None:
     """In the user's cache, for compiling everything takes a minute, and the other tests find it there."""
     imports = "import json; from onnx_ops.integrations import precompile; from onnx_ops.runtime import compiler"

@@ -232,7 +232,9 @@ def _threshold_models(folder: Path, count: int) -> list[Path]:
     return paths
 
 
-@pytest.mark.parametrize("most", [sessions.MOST_BYTES, 0], ids=["embedded", "too-large-to-embed"])
+@pytest.mark.parametrize(
+    "most", [sessions.MOST_BYTES, pytest.param(0, marks=pytest.mark.full)], ids=["embedded", "too-large-to-embed"]
+)
 def test_threads_with_the_same_options_get_their_own_weights(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

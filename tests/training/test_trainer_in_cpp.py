@@ -124,7 +124,7 @@ def evaluated() -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
 
 @pytest.mark.parametrize(
     "make",
-    [perceptron, reader, linear, lambda: linear(np.float64), evaluated],
+    [perceptron, pytest.param(reader, marks=pytest.mark.full), linear, lambda: linear(np.float64), evaluated],
     ids=["digits", "lines", "linear", "float64", "evaluation"],
 )
 def test_the_same_bits(make: Callable[[], tuple[onnx.ModelProto, list[dict[str, Array]]]], tmp_path: Path) -> None:
