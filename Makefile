@@ -27,10 +27,17 @@ SELECTED := @tests/capture/covered.txt
 # The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32,
 # and no library, which has all.
 SMOKE := tests/cli $(patsubst %,tests/%.py,linking/test_schemas results/test_examples runtime/test_runtime runtime/test_sessions) --deselect tests/results/test_examples.py::test_every_dtype -k 'not -library]'
-# Those of these kernels that take long too, and share little with others, of which a relative is tested, and two more
-# tests that need them.
-LARGE := ApplyAdamW Convolution ConvolutionBackward $(patsubst %,DepthwiseConv2DBackprop%,Filter Input) FlashAttentionScoreGrad
-WITHOUT_LARGE := $(patsubst %,--deselect 'tests/results/test_examples.py::test_example[%-kernel]',$(LARGE)) $(patsubst %,--deselect tests/%,cli/test_doctor.py::test_all_ops_run runtime/test_sessions.py::test_outputs_that_a_node_omits_are_not_computed)
+# Those of these kernels that take longest, 9 to 60 seconds each, and the other tests that need them.
+LARGE := ApplyAdamW $(patsubst %,BatchNorm%,Elemt ElemtBackward ReduceBackward Stats) Convolution ConvolutionBackward \
+  CtcLossBackward DepthwiseConv2D $(patsubst %,DepthwiseConv2DBackprop%,Filter Input) DynamicRNN DynamicRNNGrad \
+  FlashAttentionScore FlashAttentionScoreGrad FusedSgd $(patsubst %,GridSampler%,2D 2DBackward 3D 3DBackward) \
+  GroupNormBackward KlDivBackward KlDivTargetBackward LayerNormBackward MaxPool2dWithIndicesBackward \
+  RotaryPositionEmbedding RotaryPositionEmbeddingGrad SoftmaxBackward SoftmaxV2 ThnnFusedLstmCellBackward
+WITHOUT_LARGE := $(patsubst %,--deselect 'tests/results/test_examples.py::test_example[%-kernel]',$(LARGE)) \
+  $(patsubst %,--deselect tests/%,cli/test_comparing.py::test_run_and_compare \
+    $(patsubst %,cli/test_doctor.py::%,test_all_ops_run test_doctor_finds_what_does_not_work) \
+    cli/test_train_command.py::test_order_of_the_samples_and_several_batches_in_a_step \
+    runtime/test_sessions.py::test_outputs_that_a_node_omits_are_not_computed)
 
 .PHONY: demo help test lint types unit test-captures select fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site wheel release-check clean
 
