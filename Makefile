@@ -47,7 +47,7 @@ demo: $(VENV)/ready ## five short trainings on real data, and a page of their pi
 help: ## this list; times are for two cores, once the environment is there and the kernels are compiled
 	@grep -E '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## /\1\t/' | expand -t 16
 
-test: lint types unit ## lint, types and unit: up to 17 minutes
+test: lint types unit ## lint, types and unit: up to 14 minutes
 
 lint: $(VENV)/ready ## ruff: seconds
 	$(RUN) -m ruff check .
@@ -56,7 +56,7 @@ lint: $(VENV)/ready ## ruff: seconds
 types: $(VENV)/ready ## mypy: half a minute
 	$(RUN) -m mypy
 
-unit: $(VENV)/ready ## the tests: up to 16 minutes, two thirds of it without PyTorch
+unit: $(VENV)/ready ## the tests: up to 13 minutes, two thirds of it without PyTorch
 	$(RUN) -m pytest -q $(PARALLEL) $(SELECTED) $(RECORDED)
 
 test-captures: $(VENV)/ready ## all tests of captures: 15 minutes (needs onnx-ops[torch])

@@ -94,7 +94,8 @@ def _have_traced_values(*caches: Any) -> bool:
         if any(issubclass(kind, (FakeTensor, *py_sym_types)) for kind in kinds):
             return True
         if kinds:
-            opened |= {type(value): not tree_is_leaf(value) for value in level if type(value) in kinds}
+            one_of = {type(value): value for value in level if type(value) in kinds}
+            opened |= {kind: not tree_is_leaf(value) for kind, value in one_of.items()}
         containers = {id(value): value for value in level if opened[type(value)]}
         level = gc.get_referents(*(value for own, value in containers.items() if own not in seen))
         seen |= containers.keys()
