@@ -78,7 +78,8 @@ class Verification:
         self._updated = set() if updates is None else updates.names
         whole = _with_written(model, self._updated)
         self._graph = Graph(whole if updates is None else updates.divided(whole))
-        self._conditions = Step.of(model).conditions
+        record = Step.of(model)
+        self._conditions, self._bounds = record.conditions, record.bounds
         self._tolerance = SIXTEEN_BITS if rounds_to_16_bits(model) else None
         self._state = {} if updates is None else updates.state()
         self._wide_graphs: dict[frozenset[str], Graph] = {}
@@ -120,10 +121,12 @@ class Verification:
             CaptureError: the results differ from PyTorch's, or onnxruntime does not run the graph.
         """
         values = trial.make()
+        if (violated := self._outside_bounds(values)) is not None:
+            return violated
         try:
             got = self._run(self._state | values)
-        except StepError as violated:
-            return str(violated)
+        except StepError as error:
+            return str(error)
         # The update first: afterwards the new parameters are not in memory while PyTorch computes the gradients. But
         # wrong gradients, which may be the cause of a wrong update, are reported before it.
         difference: CaptureError | None = None
@@ -150,6 +153,16 @@ class Verification:
         if difference is not None:
             raise difference
         self._state |= {name: as_tensor(got[NEXT + name]) for name in self._state if NEXT + name in got}
+        return None
+
+    def _outside_bounds(self, values: Tensors) -> str | None:
+        """The message about a size that the step does not take, as one by which code branches elsewhere."""
+        for value in self._model.graph.input:
+            for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
+                bounds = self._bounds.get(dimension.dim_param)
+                if bounds is not None and value.name in values and not bounds.hold(values[value.name].shape[axis]):
+                    size = values[value.name].shape[axis]
+                    return f"{dimension.dim_param} is {size} in '{value.name}', which the step takes {bounds} alone"
         return None
 
     def compare_outputs(self, trial: Trial) -> None:

@@ -17,6 +17,7 @@ from torch.export import Dim
 from torch.nn.functional import scaled_dot_product_attention
 
 import onnx_ops
+import onnx_ops.torch
 from onnx_ops import StepError, Trainer
 from onnx_ops.torch import CaptureError
 
@@ -29,6 +30,26 @@ def test_filters_that_are_longer_than_the_sequence_are_refused() -> None:
 
     step = gradients(nn.Linear(2, 1), loss, (torch.randn(1, 6, 2),), dynamic_shapes=({1: Dim("T")},), inference=False)
     assert onnx_ops.Step.of(step.model).bounds["T"][:2] == (1, 40)
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_a_way_of_the_example_up_to_its_own_size(rows: int) -> None:
+    """The trial with one row more takes another way: it is not compared."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean() if len(x) <= 4 else model(x).abs().mean()
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    example = (torch.randn(rows, 2),)
+    step = onnx_ops.torch.training_step(
+        model, loss, example, optimizer, dynamic_shapes=({0: Dim("N")},), specialize=True
+    )
+    trainer = Trainer(step)
+    expected = loss(model, torch.ones(2, 2)).item()
+    assert trainer.step(x=np.ones((2, 2), np.float32))["loss"] == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(StepError, match=r"'x' is float32 \(5, 2\), expected float32 \(N, 2\) with N from 0 to 4"):
+        trainer.step(x=np.ones((5, 2), np.float32))
 
 
 def test_halves_of_a_dynamic_number_of_pairs() -> None:
