@@ -62,9 +62,10 @@ def kept(branches: Mapping[str, set[Branch]], seconds: Mapping[str, float], fewe
     while left and gains:
         best = max(gains, key=gains.__getitem__)
         gains[best] = gain(best)  # gains only get smaller
-        if max(gains.values()) < fewest:
+        most = max(gains.values())
+        if most < fewest:
             break
-        if gains[best] >= max(gains.values()):
+        if gains[best] >= most:
             added.append(best)
             left -= branches[best]
             del gains[best]

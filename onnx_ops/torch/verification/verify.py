@@ -160,8 +160,10 @@ class Verification:
         for value in self._model.graph.input:
             for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
                 bounds = self._bounds.get(dimension.dim_param)
-                if bounds is not None and value.name in values and not bounds.hold(values[value.name].shape[axis]):
-                    size = values[value.name].shape[axis]
+                if bounds is None or value.name not in values:
+                    continue
+                size = values[value.name].shape[axis]
+                if not bounds.hold(size):
                     return f"{dimension.dim_param} is {size} in '{value.name}', which the step takes {bounds} alone"
         return None
 

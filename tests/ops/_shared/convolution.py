@@ -209,7 +209,7 @@ def refusals(given: Mapping[str, Array]) -> Iterator[Refusal]:
     yield Refusal("groups", ("'input'", "(2, 2, 6, 7)", "4 channels"), attributes={"groups": 2})
     yield Refusal("empty_kernel", ("'weight'", "(4, 2, 0, 3)", "at least 1"), {"weight": weight[:, :, :0]})
     yield Refusal("too_large", ("'input'", "(2, 2, 6, 7)", "axis 3"), attributes={"dilation": (1, 4)})
-    for name in set(given) - {"bias"}:
+    for name in [name for name in given if name != "bias"]:
         flat = {name: weight[:, :, 0]}
         yield Refusal(f"{name}_of_rank_3", ("'", "dimensions"), flat, by_rank=True)
     for name, value, words in (
