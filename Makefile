@@ -24,20 +24,14 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL := -n auto --dist worksteal
 # Without the tests of captures that add few branches for their time, which make select finds and make test-full runs.
 SELECTED := @tests/capture/covered.txt
-# The tests of what another version is likely to break; of the kernels, which take long to compile, those for float32,
-# and no library, which has all.
-SMOKE := tests/cli $(patsubst %,tests/%.py,linking/test_schemas results/test_examples runtime/test_runtime runtime/test_sessions) --deselect tests/results/test_examples.py::test_every_dtype -k 'not -library]'
-# Those of these kernels that take longest, 9 to 60 seconds each, and the other tests that need them.
-LARGE := ApplyAdamW $(patsubst %,BatchNorm%,Elemt ElemtBackward ReduceBackward Stats) Convolution ConvolutionBackward \
-  CtcLossBackward DepthwiseConv2D $(patsubst %,DepthwiseConv2DBackprop%,Filter Input) DynamicRNN DynamicRNNGrad \
-  FlashAttentionScore FlashAttentionScoreGrad FusedSgd $(patsubst %,GridSampler%,2D 2DBackward 3D 3DBackward) \
-  GroupNormBackward KlDivBackward KlDivTargetBackward LayerNormBackward MaxPool2dWithIndicesBackward \
-  RotaryPositionEmbedding RotaryPositionEmbeddingGrad SoftmaxBackward SoftmaxV2 ThnnFusedLstmCellBackward
-WITHOUT_LARGE := $(patsubst %,--deselect 'tests/results/test_examples.py::test_example[%-kernel]',$(LARGE)) \
-  $(patsubst %,--deselect tests/%,cli/test_comparing.py::test_run_and_compare \
-    $(patsubst %,cli/test_doctor.py::%,test_all_ops_run test_doctor_finds_what_does_not_work) \
-    cli/test_train_command.py::test_order_of_the_samples_and_several_batches_in_a_step \
-    runtime/test_sessions.py::test_outputs_that_a_node_omits_are_not_computed)
+# The tests of what another version is likely to break, without those of the library, which has all kernels.
+SMOKE := tests/cli $(patsubst %,tests/%.py,linking/test_schemas results/test_examples runtime/test_runtime runtime/test_sessions) --deselect tests/results/test_examples.py::test_every_dtype
+# And without those of single kernels, which take up to a minute each to compile; what kernels are made of has its own.
+KERNELS := test_example and -kernel] or CtcLossBackward and -kernels]
+WITHOUT_KERNELS := $(patsubst %,--deselect tests/%,cli/test_comparing.py::test_run_and_compare \
+  $(patsubst %,cli/test_doctor.py::%,test_all_ops_run test_doctor_finds_what_does_not_work) \
+  cli/test_train_command.py::test_order_of_the_samples_and_several_batches_in_a_step \
+  runtime/test_sessions.py::test_outputs_that_a_node_omits_are_not_computed)
 
 .PHONY: demo help test lint types unit test-captures select fuzz test-full test-oldest test-newest smoke-oldest test-web web web-packages native-package bench bench-training bench-memory beside-torch zoo zoo-speed models accuracy docs site wheel release-check clean
 
@@ -76,10 +70,10 @@ test-oldest: $(OLDEST)/ready ## the tests with the lower bounds of pyproject.tom
 	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(RECORDED)
 
 test-newest: $(NEWEST)/ready ## captures, and what another version may break, with the newest PyTorch (some gigabytes)
-	$(NEWEST)/bin/python -m pytest -q $(PARALLEL) tests/capture tests/trainings $(SMOKE) $(RECORDED)
+	$(NEWEST)/bin/python -m pytest -q $(PARALLEL) tests/capture tests/trainings $(SMOKE) -k 'not -library]' $(RECORDED)
 
 smoke-oldest: $(OLDEST)/ready ## the part of test-oldest that CI runs: 2 minutes
-	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(SMOKE) $(WITHOUT_LARGE)
+	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(SMOKE) $(WITHOUT_KERNELS) -k 'not (-library] or $(KERNELS))'
 
 fuzz: $(VENV)/ready ## random calls and graphs on all backends: 3 minutes, or make fuzz SECONDS=600 SEED=7
 	$(RUN) -m pytest -q tests/results/test_fuzz.py --fuzz-seconds $(or $(SECONDS),180) --fuzz-seed $(or $(SEED),0)

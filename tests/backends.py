@@ -395,20 +395,14 @@ def check_call(backend: Backend, call: Call, *, slack: float | None = None) -> d
         assert isinstance(actual, np.ndarray)
         dtype = dtype_on(backend, call, name)
         assert actual.dtype == dtype, f"{name} has dtype {actual.dtype}, expected {dtype}"
-        error = record.errors(call, name, actual, portable=backend.portable, slack=slack)
         most = record.limit(call, name, dtype, portable=backend.portable)
+        error = record.errors(call, name, actual, portable=backend.portable, slack=slack, limit=most)
         worst = float(error.max(initial=0.0))
-        key = (call.op, name, dtype.name, backend.name)
-        MEASURED[key] = max(worst, MEASURED.get(key, 0.0))
         if worst > most:
             place = np.unravel_index(int(error.argmax()), error.shape)
             where = f"{name}[{', '.join(map(str, map(int, place)))}]"
             pytest.fail(f"{call} on {backend}: {where} is {actual[place]!r}, off by {worst} units; allowed {most}")
     return outputs
-
-
-MEASURED: dict[tuple[str, str, str, str], float] = {}
-"""Largest error seen so far, by op, output, dtype of the result and backend."""
 
 
 def assert_same_bits(actual: Array, expected: Array) -> None:

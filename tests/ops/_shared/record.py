@@ -467,16 +467,28 @@ class Record:
         return {} if self.terms is None else _by_output(call, self, self.terms, np.float64)
 
     def errors(
-        self, call: Call, output: str, actual: Array, *, portable: bool = False, slack: float | None = None
+        self,
+        call: Call,
+        output: str,
+        actual: Array,
+        *,
+        portable: bool = False,
+        slack: float | None = None,
+        limit: float = -1.0,
     ) -> Array:
         """The error of each element of an output beyond the slack, in units in the last place of its largest term.
 
         slack: a number instead of the record's.
+        limit: if no error is larger without slack, in units in the last place of the result, these errors are
+            returned: terms and slack, which take as long to compute as the result, only make them smaller.
         """
         wide = FLOAT64 in {actual.dtype, *(array.dtype for array in call.given.values())}
         dtype = np.longdouble if wide else np.float64
         expected = self.expected(call, dtype)[output]
         assert actual.shape == expected.shape, f"{output} has shape {actual.shape}, expected {expected.shape}"
+        error = ulp_error(actual, expected)
+        if np.all(error <= limit):
+            return error
         error = ulp_error(actual, expected, self.largest_terms(call).get(output))
         allowed = self.slack(call, output, actual.dtype, portable) if slack is None else slack
         if np.any(allowed):
