@@ -222,6 +222,7 @@ def test_pages_are_not_stale() -> None:
     assert docs.stale_pages(docs.pages()) == []
 
 
+@pytest.mark.full
 def test_stale_pages_are_named_and_put_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -289,7 +289,8 @@ def test_fork_while_another_thread_compiles(prepare: str, delay: float, nearly_f
     assert_ends_well(run(code, with_warning))  # Python 3.12 warns of every fork beside threads
 
 
-@pytest.mark.parametrize("delay", names_with(full=[0.1], names=[0.1, 0.7]))
+@pytest.mark.full
+@pytest.mark.parametrize("delay", [0.1, 0.7])
 def test_process_ends_while_a_daemon_thread_compiles(delay: float, tmp_path: Path) -> None:
     code = f"""
 def make():
@@ -617,6 +618,7 @@ print(caught[0].message)
         assert word in text
 
 
+@pytest.mark.full
 def test_user_without_a_home_compiles_and_is_told() -> None:
     """As in a container whose user has no entry in /etc/passwd."""
     nobody = """

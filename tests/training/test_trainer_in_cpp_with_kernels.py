@@ -182,6 +182,7 @@ def test_a_failure_during_the_update_loses_the_state(kernels: Path, tmp_path: Pa
     assert_same(trainer.state_dict(), before)
 
 
+@pytest.mark.full
 def test_two_sets_where_a_step_cannot_be_run_in_place(
     kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,8 @@ def test_captured_anew(steps: dict[str, object], count: int, name: str) -> None:
     assert kept.difference(torch_step.first_losses(step, step.training.model, count), expected) <= FLOAT32
 
 
-@pytest.mark.parametrize("name", names_with(full=TRAININGS.keys() - SOON, names=TRAININGS))
+@pytest.mark.full
+@pytest.mark.parametrize("name", TRAININGS)
 def test_float64(steps: dict[str, object], count: int, name: str) -> None:
     """Where onnxruntime has the operators."""
     import torch

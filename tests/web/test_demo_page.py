@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import names_with
 
 pytest.importorskip("matplotlib")
 
@@ -29,7 +30,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     return (folder / "index.html").as_uri()
 
 
-@pytest.mark.parametrize("width", [320, 390, 700, 870, 1280])
+@pytest.mark.parametrize("width", names_with(full={390, 700, 870}, names=[320, 390, 700, 870, 1280]))
 def test_fits(browser: Browser, address: str, width: int) -> None:
     """Nothing is cut off, and text in pictures is never too small to read."""
     with browser.new_page(viewport={"width": width, "height": 800}) as shown:

@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 import numpy as np
 import onnxruntime
 import pytest
-from cases import names_with
 from chromium import CHROMIUM, FLAGS
 from playwright.sync_api import Browser, Page, Playwright, expect
 
@@ -167,6 +166,7 @@ def test_no_port(port: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--port" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @needs_packages
 def test_interrupt_ends_it_quietly() -> None:
     with running() as (process, address):
@@ -476,7 +476,8 @@ class TestPage:
         assert focused() == "start"
         assert page.get_by_role("status").inner_text() == shown(page)["status"]
 
-    @pytest.mark.parametrize("task", names_with(full=["digits"], names=["digits", "lines"]))
+    @pytest.mark.full
+    @pytest.mark.parametrize("task", ["digits", "lines"])
     def test_fits_every_width(self, pages: Callable[[str], Page], task: str) -> None:
         with restored(pages(task)) as page:
             for width in (1280, 320, 400, 500, 768, 1000, 1280):
