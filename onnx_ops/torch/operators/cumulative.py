@@ -9,11 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.nn import functional
 from torch.return_types import cummax, cummin
 
 from onnx_ops.torch.base.table import replaces
+from onnx_ops.torch.base.transforms import within_transforms
 from onnx_ops.torch.operators.recurrences import dtype_of_products, running_products
+
+aten = torch.ops.aten
 
 
 @replaces(torch.cumprod, torch.Tensor.cumprod)
@@ -113,16 +118,52 @@ def _logcumsumexp(input: Tensor, dim: int) -> Tensor:
 
 
 def _log_sums(rows: Tensor) -> Tensor:
-    if not _has_blocks(rows):
-        return _log_sums_of_few(rows)
-    own = _log_sums_of_few(_in_blocks(rows, -math.inf))
-    before = _shifted(_of_blocks(_log_sums, _log_sums_of_few)(own[..., -1]), -math.inf)
-    # The gradient of logsumexp, unlike that of logaddexp, is 0 where both are -inf.
-    both = torch.stack([own, before.unsqueeze(-1).expand_as(own)])
-    return both.logsumexp(0).flatten(-2).narrow(-1, 0, rows.shape[-1])
+    if not is_symbolic(rows.shape[-1]):
+        return _combined(rows.movedim(-1, 0), _log_of_both, -math.inf).movedim(0, -1)
+    own = _log_sums(_in_blocks(rows, -math.inf))
+    before = _shifted(_log_sums_of_all_pairs(own[..., -1]), -math.inf)
+    return _log_of_both(own, before.unsqueeze(-1)).flatten(-2).narrow(-1, 0, rows.shape[-1])
 
 
-def _log_sums_of_few(rows: Tensor) -> Tensor:
+def _log_of_both(one: Tensor, other: Tensor) -> Tensor:
+    """log(exp(one) + exp(other))."""
+    one, other = torch.broadcast_tensors(one, other)
+    if one.is_complex():
+        return torch.stack([one, other]).logsumexp(0)
+    if within_transforms():
+        return _log_of_sum(one, other)
+    found: Tensor = _LogOfSum.apply(one, other)
+    return found
+
+
+def _log_of_sum(one: Tensor, other: Tensor) -> Tensor:
+    larger, smaller = torch.maximum(one, other), torch.minimum(one, other)
+    below = smaller - torch.where(larger.isinf(), 0, larger)  # inf - inf is NaN
+    return larger + functional.softplus(below)
+
+
+NEGLIGIBLE = 40
+"""Beyond which exp(-x) is below the precision of float64."""
+
+
+class _LogOfSum(torch.autograd.Function):
+    """Whose gradient is 0 where both terms are -inf, and takes fewer operators than that of maximum and minimum."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, one: Tensor, other: Tensor) -> Tensor:
+        found = _log_of_sum(one, other)
+        ctx.save_for_backward(one, other, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        one, other, found = ctx.saved_tensors
+        own = torch.where(found == -math.inf, 0, grad)
+        apart = torch.where(one == other, 0, one - other)
+        return aten.softplus_backward(own, apart, 1, NEGLIGIBLE), aten.softplus_backward(own, -apart, 1, NEGLIGIBLE)
+
+
+def _log_sums_of_all_pairs(rows: Tensor) -> Tensor:
     """Each place relative to the largest of its own terms: relative to that of the whole axis, sums become 0."""
     places = torch.arange(rows.shape[-1], device=rows.device)
     seen = places.unsqueeze(1) >= places
@@ -138,22 +179,12 @@ BLOCK = 32
 """Elements of which all pairs are compared; what is known at the end of each such block is passed on to the others."""
 
 
-def _has_blocks(rows: Tensor) -> bool:
-    """Whether the last axis is, or may be, longer than a block."""
-    return is_symbolic(rows.shape[-1]) or rows.shape[-1] > BLOCK
-
-
 def _in_blocks(rows: Tensor, filler: float) -> Tensor:
     """(..., n) as (..., blocks, BLOCK), with at least one block."""
     length = rows.shape[-1]
     blocks = length // BLOCK + 1
     filled = torch.cat([rows, rows.new_full((*rows.shape[:-1], blocks * BLOCK - length), filler)], -1)
     return filled.reshape(*rows.shape[:-1], blocks, BLOCK)
-
-
-def _of_blocks(function: Callable[[Tensor], Tensor], of_few: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`function` of the ends of blocks: of a dynamic number of them all pairs, as the number of rounds is fixed."""
-    return lambda ends: of_few(ends) if is_symbolic(ends.shape[-1]) else function(ends)
 
 
 def _shifted(ends: Tensor, first: float) -> Tensor:
