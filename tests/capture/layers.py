@@ -112,7 +112,6 @@ _NO_FUNCTION = "no operator of ONNX computes the function or its gradient"
 REASONS: dict[str, str] = {
     "nn.EmbeddingBag(10, 4, scale_grad_by_freq=True, mode='sum')": "scales its gradient otherwise than an embedding",
     "nn.CrossMapLRN2d(3)": "changes the storage of tensors",
-    "(lambda m: lambda x, t: m(x, t).loss)(nn.AdaptiveLogSoftmaxWithLoss(8, 10, [3, 6]))": "a branch on the labels",
     **{
         f"lambda x: {text}": reason
         for reason, texts in {
