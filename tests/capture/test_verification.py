@@ -743,6 +743,36 @@ def test_pytorch_computes_in_float64_with_types_of_tensors() -> None:
     assert of_types(x.float()).dtype is torch.float32
 
 
+class ScaledBeforeNorm(nn.Module):
+    """The gradient of a factor before a norm is 0 but for the norm's epsilon, by default that of the dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.norm = nn.Parameter(torch.ones(1)), nn.RMSNorm(1000, elementwise_affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x * self.scale)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_epsilons_of_the_dtype_are_those_of_the_model(seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(10, 1000)
+    gradients(ScaledBeforeNorm(), lambda model, x: model(x).sum() * 1e-3, (x,), inference=False)
+
+
+def test_pytorch_computes_in_float64_with_the_epsilons_of_float32() -> None:
+    x = torch.tensor([[1e-3, 2e-3]], dtype=torch.float64)
+    for single, least in ((True, 2.0**-23), (False, 2.0**-52)):
+        with Float64Computation(single=single):
+            found, own, half = nn.RMSNorm(2)(x), torch.finfo(x.dtype), torch.finfo(torch.float16)
+        wanted = x / (x.square().mean() + least).sqrt()
+        np.testing.assert_allclose(found.detach(), wanted, rtol=1e-14)
+        assert own.eps == least
+        assert half.eps == 2.0**-10
+    assert torch.finfo(torch.float64).eps == 2.0**-52
+
+
 def test_graphs_with_sequences_are_converted_to_float64() -> None:
     """As the parts of a split by a dynamic size."""
     graph = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>

@@ -5,8 +5,10 @@ PyTorch computes the same step in float64 within the context `Float64Computation
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, ClassVar, Self
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -93,9 +95,43 @@ class _Computation(OperatorMode):
 
 
 class Float64Computation(_Computation):
-    """PyTorch computes in float64."""
+    """PyTorch computes in float64.
+
+    Args:
+        single: whether the model computes in float32: an epsilon that is by default that of the dtype stays this one's.
+    """
 
     replaced, default = WIDE, torch.float64
+
+    def __init__(self, *, single: bool = True) -> None:
+        super().__init__()
+        self._limits = contextlib.ExitStack()
+        self._single = single
+
+    def __enter__(self) -> Self:
+        if self._single:
+            self._limits.enter_context(mock.patch.object(torch, "finfo", _finfo_of_single))
+            self._limits.enter_context(mock.patch.object(torch, "rms_norm", _rms_norm_of_single))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._limits.close()
+
+
+_finfo, _rms_norm = torch.finfo, torch.rms_norm
+
+
+def _finfo_of_single(dtype: torch.dtype | None = None) -> torch.finfo:
+    own = dtype or torch.get_default_dtype()
+    return _finfo(torch.float32 if own is torch.float64 else own)
+
+
+def _rms_norm_of_single(
+    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    least = _finfo(torch.float32).eps if eps is None else eps
+    return _rms_norm(input, normalized_shape, weight, least)
 
 
 class Float32Computation(_Computation):
