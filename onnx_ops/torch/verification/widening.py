@@ -98,7 +98,8 @@ class Float64Computation(_Computation):
     """PyTorch computes in float64.
 
     Args:
-        single: whether the model computes in float32: an epsilon that is by default that of the dtype stays this one's.
+        single: whether the model computes in float32, whose torch.finfo it then gets for float64: an epsilon that is
+            that of the dtype is a part of what is computed.
     """
 
     replaced, default = WIDE, torch.float64
@@ -122,8 +123,8 @@ class Float64Computation(_Computation):
 _finfo, _rms_norm = torch.finfo, torch.rms_norm
 
 
-def _finfo_of_single(dtype: torch.dtype | None = None) -> torch.finfo:
-    own = dtype or torch.get_default_dtype()
+def _finfo_of_single(type: torch.dtype | None = None) -> torch.finfo:
+    own = type or torch.get_default_dtype()
     return _finfo(torch.float32 if own is torch.float64 else own)
 
 
