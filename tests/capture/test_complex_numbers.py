@@ -53,6 +53,7 @@ def test_operators() -> None:
         products = [z @ z.mH @ z, torch.einsum("ij,kj->ik", z, z.conj()), torch.addmm(z[:, :1], z, z.mT, alpha=2)]
         shapes = [
             z.cumsum(0),
+            z.logcumsumexp(0),
             z.mean(0) * z,
             torch.cat([z[:2], z[2:].real]),
             z.roll(1, -1),

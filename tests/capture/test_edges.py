@@ -63,6 +63,7 @@ CASES: dict[str, tuple[Tensor, Function]] = {
     "cummax of NaN": (GAPS, lambda x: (*x.cummax(1), *x.cummin(0))),
     "relu6 of NaN": (GAPS, F.relu6),
     "logcumsumexp": (SPREAD, lambda x: x.logcumsumexp(1)),
+    "logcumsumexp of a long axis": (SPREAD, lambda x: x.repeat(1, 12).logcumsumexp(1)),
     "remainder": (SPREAD[:1], lambda x: (x.remainder(0.3), x.remainder(-7), x.remainder(torch.tensor(INF)))),
     "binary cross entropy": (SPREAD[0], lambda x: F.binary_cross_entropy(x.sigmoid(), TARGETS, reduction="none")),
     "multi margin": (TIES, lambda x: F.multi_margin_loss(x, torch.tensor([2, 0, 1]), reduction="none")),

@@ -222,6 +222,13 @@ def test_running_products_and_extremes() -> None:
     compared_at(nn.Linear(3, 3), loss, [(4, 3), (1, 3), (9, 3)], Dim("N"))
 
 
+def test_running_sums_of_exponentials_keep_the_digits_of_float64() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (40 * model(x)).logcumsumexp(0).sin().sum()
+
+    compared_at(nn.Linear(4, 4).double(), loss, [(9, 4), (1, 4), (33, 4), (70, 4)], Dim("N"), dtype=torch.float64)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_products_of_any_number_of_factors(dtype: torch.dtype) -> None:
     """None, one or two of them are 0; derivatives of both orders."""

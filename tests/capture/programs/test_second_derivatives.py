@@ -43,7 +43,14 @@ class Losses(nn.Module):
         )
 
 
-MODELS = LAYERS | {"losses": Losses()}
+class RunningSums(nn.Linear):
+    """The logarithms of sums of exponentials along an axis that is combined in blocks of blocks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).logcumsumexp(-1)
+
+
+MODELS = LAYERS | {"losses": Losses(), "running sums": RunningSums(4, 70)}
 
 
 def penalized(model: nn.Module, x: Tensor) -> Tensor:
