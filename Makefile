@@ -24,9 +24,11 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL := -n auto --dist worksteal
 # Without the tests of captures that add few branches for their time, which make select finds and make test-full runs.
 SELECTED := @tests/capture/covered.txt
-# The tests of what another version is likely to break, without those of the library, which has all kernels.
+# The tests of what another version is likely to break.
 SMOKE := tests/cli $(patsubst %,tests/%.py,linking/test_schemas results/test_examples runtime/test_runtime runtime/test_sessions) --deselect tests/results/test_examples.py::test_every_dtype
-# And without those of single kernels, which take up to a minute each to compile; what kernels are made of has its own.
+# Of them those of the library, which has all kernels, and those of single kernels, which take up to a minute each to
+# compile; what kernels are made of has tests of its own.
+LIBRARY := -library]
 KERNELS := test_example and -kernel] or CtcLossBackward and -kernels]
 WITHOUT_KERNELS := $(patsubst %,--deselect tests/%,cli/test_comparing.py::test_run_and_compare \
   $(patsubst %,cli/test_doctor.py::%,test_all_ops_run test_doctor_finds_what_does_not_work) \
@@ -70,10 +72,10 @@ test-oldest: $(OLDEST)/ready ## the tests with the lower bounds of pyproject.tom
 	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(RECORDED)
 
 test-newest: $(NEWEST)/ready ## captures, and what another version may break, with the newest PyTorch (some gigabytes)
-	$(NEWEST)/bin/python -m pytest -q $(PARALLEL) tests/capture tests/trainings $(SMOKE) -k 'not -library]' $(RECORDED)
+	$(NEWEST)/bin/python -m pytest -q $(PARALLEL) tests/capture tests/trainings $(SMOKE) -k 'not $(LIBRARY)' $(RECORDED)
 
 smoke-oldest: $(OLDEST)/ready ## the part of test-oldest that CI runs: 2 minutes
-	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(SMOKE) $(WITHOUT_KERNELS) -k 'not (-library] or $(KERNELS))'
+	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(SMOKE) $(WITHOUT_KERNELS) -k 'not ($(LIBRARY) or $(KERNELS))'
 
 fuzz: $(VENV)/ready ## random calls and graphs on all backends: 3 minutes, or make fuzz SECONDS=600 SEED=7
 	$(RUN) -m pytest -q tests/results/test_fuzz.py --fuzz-seconds $(or $(SECONDS),180) --fuzz-seed $(or $(SEED),0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch.return_types import cummax, cummin
 
 from onnx_ops.torch.base.table import replaces
 from onnx_ops.torch.base.transforms import within_transforms
+from onnx_ops.torch.operators.activations import ALWAYS_CURVED
 from onnx_ops.torch.operators.recurrences import dtype_of_products, running_products
 
 aten = torch.ops.aten
@@ -144,10 +146,6 @@ def _log_of_sum(one: Tensor, other: Tensor) -> Tensor:
     return larger + functional.softplus(below)
 
 
-NEGLIGIBLE = 40
-"""Beyond which exp(-x) is below the precision of float64."""
-
-
 class _LogOfSum(torch.autograd.Function):
     """Whose gradient is 0 where both terms are -inf, and takes fewer operators than that of maximum and minimum."""
 
@@ -162,7 +160,8 @@ class _LogOfSum(torch.autograd.Function):
         one, other, found = ctx.saved_tensors
         own = torch.where(found == -math.inf, 0, grad)
         apart = torch.where(one == other, 0, one - other)
-        return aten.softplus_backward(own, apart, 1, NEGLIGIBLE), aten.softplus_backward(own, -apart, 1, NEGLIGIBLE)
+        slope = functools.partial(aten.softplus_backward, own, beta=1, threshold=ALWAYS_CURVED)
+        return slope(apart), slope(-apart)
 
 
 def _log_sums_of_all_pairs(rows: Tensor) -> Tensor:

@@ -202,7 +202,7 @@ class Verification:
         try:
             compare("outputs", got, theirs, self._tolerance)
         except CaptureError as refused:
-            exact = self._computed(_wide(values), values, theirs, Float64Computation(single=_has_single(theirs)))
+            exact = self._in_double(_wide(values), values, theirs)
             if exact is None:
                 raise
             rounded = {name: array.astype(theirs[name].dtype, copy=False) for name, array in exact.items()}
@@ -237,8 +237,11 @@ class Verification:
 
     def _near(self, values: Tensors, theirs: Arrays, seed: int, amount: float = DISTURBANCE) -> Arrays | None:
         """PyTorch's outputs in float64 for state and arguments that differ from these, by more than rounding."""
-        computation = Float64Computation(single=_has_single(theirs))
-        return self._computed(_disturbed(_wide(values), seed, amount), values, theirs, computation)
+        return self._in_double(_disturbed(_wide(values), seed, amount), values, theirs)
+
+    def _in_double(self, given: Tensors, values: Tensors, theirs: Arrays) -> Arrays | None:
+        """PyTorch's outputs for these values in float64."""
+        return self._computed(given, values, theirs, Float64Computation(single=_has_single(theirs)))
 
     def _in_single(self, given: Tensors, values: Tensors, theirs: Arrays) -> Arrays | None:
         """PyTorch's outputs for these values in float32, or in 16 bits what has those in the model."""

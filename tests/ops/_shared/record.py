@@ -474,7 +474,7 @@ class Record:
         *,
         portable: bool = False,
         slack: float | None = None,
-        limit: float = -1.0,
+        limit: float | None = None,
     ) -> Array:
         """The error of each element of an output beyond the slack, in units in the last place of its largest term.
 
@@ -486,8 +486,7 @@ class Record:
         dtype = np.longdouble if wide else np.float64
         expected = self.expected(call, dtype)[output]
         assert actual.shape == expected.shape, f"{output} has shape {actual.shape}, expected {expected.shape}"
-        error = ulp_error(actual, expected)
-        if np.all(error <= limit):
+        if limit is not None and np.all((error := ulp_error(actual, expected)) <= limit):
             return error
         error = ulp_error(actual, expected, self.largest_terms(call).get(output))
         allowed = self.slack(call, output, actual.dtype, portable) if slack is None else slack
