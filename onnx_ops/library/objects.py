@@ -2,8 +2,7 @@
 
 Numba compiles for the processor that environment variables name, so each level has a process of its own
 (`python -m onnx_ops.library.objects`), which fills the kernel cache on all cores and writes object files from the
-optimized LLVM IR that is kept there. Of that IR an object has the function and a C function that calls it, but not the
-one that Numba makes for callbacks, which needs Python.
+optimized LLVM IR that is kept there.
 """
 
 from __future__ import annotations
@@ -22,14 +21,13 @@ from pathlib import Path
 
 import llvmlite
 import llvmlite.binding as llvm
-from llvmlite import ir
 from numba.core.registry import cpu_target
 from packaging.version import Version
 
 from onnx_ops.core.errors import Error
 from onnx_ops.runtime.ahead import compile_ahead
-from onnx_ops.runtime.compiler import Function, c_signature, compile_native, is_kept, optimized
-from onnx_ops.runtime.loading import hide_all_but
+from onnx_ops.runtime.code_generation import hide_all_but
+from onnx_ops.runtime.compiler import Function, compile_native, is_kept, optimized
 from onnx_ops.runtime.loops.compilation import available_cores
 from onnx_ops.runtime.target import VARIABLE as TRIPLE
 
@@ -196,7 +194,7 @@ def emitted(function: Function, name: str, triple: str | None) -> bytes:
         compile_native(*function)
     own_name, code = optimized(function)
     module = llvm.parse_bitcode(code)
-    module.link_in(llvm.parse_assembly(str(_exported(function, own_name, name, module.triple, module.data_layout))))
+    module.get_function(own_name).name = name
     hide_all_but(module, name)
     module.get_function(name).visibility = "hidden"
     machine = _target_machine(triple)
@@ -210,20 +208,6 @@ def emitted(function: Function, name: str, triple: str | None) -> bytes:
     if unknown := sorted(name for name in names if not OF_C.fullmatch(name)):
         raise LibraryError(f"{function[0].__module__}.{function[0].__name__} needs {', '.join(unknown)}")
     return bytes(machine.emit_object(module))
-
-
-def _exported(function: Function, own_name: str, name: str, triple: str, layout: str) -> ir.Module:
-    """A module with a C function that calls one of Numba, which returns a status, and its result by a pointer."""
-    signature, context = c_signature(function[1]), cpu_target.target_context
-    module = ir.Module(name)
-    module.triple, module.data_layout = triple, layout
-    types = [context.get_value_type(kind) for kind in (signature.return_type, *signature.args)]
-    inner = ir.Function(module, context.call_conv.get_function_type(signature.return_type, signature.args), own_name)
-    outer = ir.Function(module, ir.FunctionType(types[0], types[1:]), name)
-    builder = ir.IRBuilder(outer.append_basic_block())
-    _, result = context.call_conv.call_function(builder, inner, signature.return_type, signature.args, outer.args)
-    builder.ret(result)
-    return module
 
 
 def _target_machine(triple: str | None) -> llvm.TargetMachine:

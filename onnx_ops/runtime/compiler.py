@@ -27,15 +27,15 @@ from typing import Any, NamedTuple
 import llvmlite
 import numba
 import numpy as np
-from llvmlite import binding
+from llvmlite import binding, ir
 from numba import njit, types
-from numba.core.ccallback import CFunc
+from numba.core.funcdesc import FunctionDescriptor
 from numba.core.registry import cpu_target
 from numba.core.typing import Signature
-from numba.np.numpy_support import as_dtype
 
 from onnx_ops.runtime import (
     cache,
+    code_generation,
     correlation,
     elementary,
     lanes,
@@ -43,13 +43,12 @@ from onnx_ops.runtime import (
     native,
     places,
     progress,
-    target,
     tiles,
     trigonometry,
     vectors,
 )
-from onnx_ops.runtime.loading import hide_all_but, linked
-from onnx_ops.runtime.process import STATE, keep
+from onnx_ops.runtime.loading import linked
+from onnx_ops.runtime.process import STATE
 
 IMPLEMENTATIONS = (native, memory, elementary, trigonometry, lanes, correlation, tiles, vectors, places)
 """Modules that implement the functions of `primitives` for Numba when they are imported."""
@@ -113,15 +112,13 @@ class _Entry(NamedTuple):
     """What the cache has of a function.
 
     Attributes:
-        symbol: name of the C function in the object code.
+        symbol: name of the C function in the code.
         code: object code.
-        inner_symbol: name of the function with Numba's calling convention, which the C function calls.
-        bitcode: optimized code of both.
+        bitcode: the same code for LLVM.
     """
 
     symbol: str
     code: bytes
-    inner_symbol: str
     bitcode: bytes
 
 
@@ -153,7 +150,7 @@ def optimized(function: Function) -> tuple[str, bytes]:
     entry = _entry(function)
     if entry is None:
         raise OSError(cache.problem() or f"the cache has no code of {function[0].__name__}")
-    return entry.inner_symbol, entry.bitcode
+    return entry.symbol, entry.bitcode
 
 
 # --- compiling ---------------------------------------------------------------------------------------------------
@@ -165,16 +162,11 @@ def c_signature(signature: Signature) -> Signature:
     return signature.return_type(*signature.args[:-1]) if has_dtype else signature
 
 
-def _for_c(function: Function) -> Callable[..., Any]:
-    """A function with the signature in C, and a name that no other function has, be it of another process."""
-    body, signature = function
-    own: Callable[..., Any]
-    if c_signature(signature) is signature:
-        own = FunctionType(body.__code__, body.__globals__, body.__name__, body.__defaults__, body.__closure__)
-        own.__module__ = body.__module__
-    else:  # Numba compiles no C function with *arguments
-        inner, dtype = njit(**native.OPTIONS)(body), as_dtype(signature.args[-1].instance_type).type
-        own = lambda job, number: inner(job, number, dtype)  # noqa: E731
+def _own(function: Function) -> Callable[..., Any]:
+    """A copy of a function with a name that no other function has, be it of another process."""
+    body = function[0]
+    own = FunctionType(body.__code__, body.__globals__, body.__name__, body.__defaults__, body.__closure__)
+    own.__module__ = body.__module__
     with contextlib.suppress(OSError):  # without a cache, names of this process suffice
         own.__qualname__ = entry_name(function).removesuffix(SUFFIX).replace("-", "_")
     return own
@@ -229,37 +221,45 @@ def compile_native(function: Callable[..., Any], signature: Signature) -> int:
         return compiled[key].address
 
 
-def _alone(bitcode: bytes, symbol: str) -> bytes:
-    """Object code in which no other function is visible.
-
-    Numba names functions by their signatures and a number of the process. Those of another process may have the same
-    names, and `linked` would call one for the other: as halves_at and bfloats_at, arguments that are intrinsics have
-    one type in the name.
-    """
-    module = binding.parse_bitcode(bitcode)
-    hide_all_but(module, symbol)
-    module.verify()
-    return bytes(cpu_target.target_context.codegen()._tm.emit_object(module))
-
-
 def _compile(function: Function) -> int:
     """Compile a function and save it in the cache; returns the address of the C function."""
     native.install()
-    own = c_signature(function[1])
-    callback: Any = CFunc(
-        _for_c(function),
-        (own.args, own.return_type),
-        locals={},
-        options={"error_model": "numpy", "fastmath": {"contract"}, "boundscheck": False, "nopython": True},
-    )
     start = time.monotonic()
-    with target.widest_vectors():
-        callback.compile()
-        symbol = callback.native_name
-        _, _, (_, bitcode) = callback._library.serialize_using_object_code()
-        code = _alone(bitcode, symbol)
+    with code_generation.selected() as codegen:
+        dispatcher = njit(**native.OPTIONS)(_own(function))
+        _, arguments = dispatcher.fold_argument_types(function[1].args, {})  # *arguments are one tuple
+        dispatcher.compile(function[1].return_type(*arguments))
+        (result,) = dispatcher.overloads.values()
+        module, symbol = result.library.module, f"c.{result.fndesc.llvm_func_name}"
+        module.link_in(binding.parse_assembly(str(_c_function(function[1], result.fndesc, symbol, module))))
+        bitcode = module.as_bitcode()
+        code = codegen.emitted(module, symbol)
     progress.spent(time.monotonic() - start)
-    keep(callback)
-    _save(function, _Entry(symbol, code, symbol.removeprefix("cfunc."), bitcode))
-    address: int = callback.address
-    return address
+    _save(function, _Entry(symbol, code, bitcode))
+    return linked(code, symbol)
+
+
+def _c_function(signature: Signature, description: FunctionDescriptor, name: str, like: binding.ModuleRef) -> ir.Module:
+    """A module with a C function that calls one of Numba, which returns a status, and its result by a pointer.
+
+    Args:
+        signature: of the function.
+        description: Numba's name and types of it, with *arguments as one tuple.
+        name: of the C function.
+        like: the module that will have both.
+    """
+    context, own = cpu_target.target_context, c_signature(signature)
+    module = ir.Module(name)
+    module.triple, module.data_layout = like.triple, like.data_layout
+    returned, *taken = [context.get_value_type(kind) for kind in (own.return_type, *own.args)]
+    type_ = context.call_conv.get_function_type(description.restype, description.argtypes)
+    inner = ir.Function(module, type_, description.llvm_func_name)
+    outer = ir.Function(module, ir.FunctionType(returned, taken), name)
+    builder = ir.IRBuilder(outer.append_basic_block())
+    values = [*outer.args, *[context.get_dummy_value()] * (len(signature.args) - len(own.args))]
+    *named, last = arguments = description.argtypes
+    if isinstance(last, types.StarArgTuple | types.StarArgUniTuple):
+        values = [*values[: len(named)], context.make_tuple(builder, last, values[len(named) :])]
+    _, result = context.call_conv.call_function(builder, inner, description.restype, arguments, values)
+    builder.ret(result)
+    return module

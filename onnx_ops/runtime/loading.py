@@ -15,13 +15,6 @@ from numba.core.runtime import _nrt_python
 from onnx_ops.runtime.process import keep
 
 
-def hide_all_but(module: binding.ModuleRef, symbol: str) -> None:
-    """Make what a module defines internal to it, but for one function."""
-    for value in (*module.functions, *module.global_variables):
-        if not value.is_declaration and value.name != symbol:
-            value.linkage = "internal"
-
-
 def linked(code: bytes, symbol: str) -> int:
     """The address of a function in object code, which stays in this process until it ends.
 
@@ -40,8 +33,8 @@ def linked(code: bytes, symbol: str) -> int:
 def _engine() -> binding.ExecutionEngine:
     """The linker, which aborts the process at a symbol that it does not find.
 
-    Numba's wrappers of C functions call its runtime, where they would raise an exception. LLVM knows its functions for
-    Python from when the context of the target is made, those for memory from here.
+    Code calls C functions of Numba: LLVM knows those of numbers from when the context of the target is made, and those
+    of memory from here.
     """
     assert cpu_target.target_context
     for name, address in _nrt_python.c_helpers.items():

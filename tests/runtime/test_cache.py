@@ -23,7 +23,7 @@ from onnx_ops.cli.diagnosis import _cache
 from onnx_ops.integrations import sessions
 from onnx_ops.ops.binary_cross_entropy import binary_cross_entropy_with_logits_target_backward
 from onnx_ops.ops.kl_div import kl_div_target_backward
-from onnx_ops.runtime import cache, callbacks, compiler
+from onnx_ops.runtime import cache, callbacks, code_generation, compiler
 from onnx_ops.runtime.loading import linked
 from onnx_ops.runtime.process import STATE
 
@@ -311,7 +311,8 @@ def test_functions_that_two_objects_name_alike() -> None:
             f"define linkonce_odr i64 @test_cache_inner() noinline {{ ret i64 {number} }}\n"
             f"define i64 @{name}() {{ %found = call i64 @test_cache_inner() ret i64 %found }}"
         )
-        return linked(compiler._alone(module.as_bitcode(), name), name)
+        with code_generation.selected() as codegen:
+            return linked(codegen.emitted(module, name), name)
 
     addresses = [linked_function(f"test_cache_outer_{number}", number) for number in (1, 2)]
     assert [ctypes.CFUNCTYPE(ctypes.c_int64)(address)() for address in addresses] == [1, 2]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import ml_dtypes
+import numba
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
@@ -17,6 +18,7 @@ from llvmlite import binding
 from native import natively
 from numba import types
 from numba.core.registry import cpu_target
+from numba.extending import register_jitable
 from numpy.typing import DTypeLike
 from onnx import TensorProto, helper
 
@@ -59,7 +61,7 @@ from onnx_ops.loops.tiles import (
 from onnx_ops.ops import OPS
 from onnx_ops.ops.batch_norm import batch_norm_elemt_backward
 from onnx_ops.ops.kl_div import kl_div_backward
-from onnx_ops.runtime import abi, compiler, native, registration, requests, target
+from onnx_ops.runtime import abi, code_generation, compiler, native, registration, requests
 from onnx_ops.runtime.loops import compilation
 from onnx_ops.runtime.loops.plan import BLOCK, LARGEST_BLOCK, block_of_map
 from onnx_ops.runtime.memory import copy_past_caches, i8_at, store_fence
@@ -880,8 +882,6 @@ def thirds_in_place(address: int, count: int) -> None:
 def test_loops_have_the_widest_vectors() -> None:
     if "+avx512f" not in native.FEATURES:
         pytest.skip("this processor has no registers of 512 bits")
-    if binding.llvm_version_info < (20,):
-        pytest.skip("Numba before 0.62 makes its passes once, for its own description of the processor")
     function = thirds_in_place, types.void(types.int64, types.int64)
     compiler.compile_native(*function)
     _, bitcode = compiler.optimized(function)
@@ -889,8 +889,21 @@ def test_loops_have_the_widest_vectors() -> None:
 
 
 def test_what_a_program_compiles_itself_is_as_before() -> None:
+    """Also what it calls of a function that kernels call, whose code is not in this process."""
     codegen = cpu_target.target_context.codegen()
-    own = codegen._tm
-    with target.widest_vectors():
-        assert (codegen._tm is own) == ("+avx512f" not in native.FEATURES)
-    assert codegen._tm is own
+    with code_generation.selected() as own:
+        assert cpu_target.target_context.codegen() is own is not codegen
+    assert cpu_target.target_context.codegen() is codegen
+    compiler.compile_native(called_by_both, types.void(types.int64, types.int64))
+    assert numba.njit(lambda x: third(x) + 1)(np.float32(6)) == 3
+
+
+@register_jitable(**native.OPTIONS)
+def third(x: np.float32) -> np.float32:
+    return x / np.float32(3)
+
+
+def called_by_both(address: int, count: int) -> None:
+    numbers = floats_at(address, count)
+    for i in range(count):
+        numbers[i] = third(numbers[i])
