@@ -97,7 +97,8 @@ TARGETS = {
 }
 """LLVM's triples of the machines for which others can build, by architecture and system.
 
-Numba loads the code that it compiles, as ELF: for macOS it compiles for Linux, and the object code is for macOS.
+What is compiled is linked into the process too, as ELF: for macOS it is compiled for Linux, and the object code is for
+macOS.
 """
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Other names of architectures."""
