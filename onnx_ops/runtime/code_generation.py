@@ -50,7 +50,7 @@ class Codegen(JITCPUCodegen):  # type: ignore[misc]
             options["features"] += ",-prefer-256-bit"
 
     def _add_module(self, module: binding.ModuleRef) -> None:
-        pass
+        """Does nothing: LLVM's engine would generate machine code of it."""
 
     def set_env(self, env_name: str, env: Any) -> None:
         """Does nothing: the code has no address at which Python's environment of a function could be noted."""

@@ -156,12 +156,6 @@ def optimized(function: Function) -> tuple[str, bytes]:
 # --- compiling ---------------------------------------------------------------------------------------------------
 
 
-def c_signature(signature: Signature) -> Signature:
-    """The signature in C of a function with this one: a dtype at the end is part of its code, and not passed."""
-    has_dtype = signature.args and isinstance(signature.args[-1], types.NumberClass)
-    return signature.return_type(*signature.args[:-1]) if has_dtype else signature
-
-
 def _own(function: Function) -> Callable[..., Any]:
     """A copy of a function with a name that no other function has, be it of another process."""
     body = function[0]
@@ -239,6 +233,12 @@ def _compile(function: Function) -> int:
     return linked(code, symbol)
 
 
+def _c_signature(signature: Signature) -> Signature:
+    """The signature in C of a function with this one: a dtype at the end is part of its code, and not passed."""
+    has_dtype = signature.args and isinstance(signature.args[-1], types.NumberClass)
+    return signature.return_type(*signature.args[:-1]) if has_dtype else signature
+
+
 def _c_function(signature: Signature, description: FunctionDescriptor, name: str, like: binding.ModuleRef) -> ir.Module:
     """A module with a C function that calls one of Numba, which returns a status, and its result by a pointer.
 
@@ -248,7 +248,7 @@ def _c_function(signature: Signature, description: FunctionDescriptor, name: str
         name: of the C function.
         like: the module that will have both.
     """
-    context, own = cpu_target.target_context, c_signature(signature)
+    context, own = cpu_target.target_context, _c_signature(signature)
     module = ir.Module(name)
     module.triple, module.data_layout = like.triple, like.data_layout
     returned, *taken = [context.get_value_type(kind) for kind in (own.return_type, *own.args)]
